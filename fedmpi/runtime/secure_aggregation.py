@@ -15,7 +15,7 @@ from fedmpi.method.base import get_mean_only_slots
 from fedmpi.runtime.rank_agreement import compute_short_digest
 
 if TYPE_CHECKING:
-    from fedmpi.engine.transport.gather_secure import SecureAggregation
+    from fedmpi.engine.transport.gather_secure import MakeNoise, SecureAggregation
 
 
 def check_secure_aggregation(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
@@ -94,8 +94,13 @@ def compute_key_digests(settings: Settings, data: FederatedData) -> dict[str, st
     return {"(privacy.keys)": compute_short_digest(*(keys[k].public_bytes_raw() for k in sorted(keys)))}
 
 
-def make_secure_aggregation(settings: Settings, data: FederatedData) -> SecureAggregation | None:
+def make_secure_aggregation(
+    settings: Settings, data: FederatedData, make_noise: MakeNoise | None = None
+) -> SecureAggregation | None:
     """Make the settings of secure aggregation for this rank, with the keys of sites; None if it is not configured.
+
+    Args:
+        make_noise: draws the noise that a client adds to its upload (differential privacy); None: no noise.
 
     Raises:
         UserError: a key of a site is missing or wrong.
@@ -118,4 +123,4 @@ def make_secure_aggregation(settings: Settings, data: FederatedData) -> SecureAg
                 )
             identity = load_identity(privacy.identity, data.site_names[k], public[k])
     names = dict(enumerate(data.site_names))
-    return SecureAggregation(privacy.secagg.threshold, drops, names, public, identity)
+    return SecureAggregation(privacy.secagg.threshold, drops, names, public, identity, make_noise)

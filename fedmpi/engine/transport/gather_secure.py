@@ -145,6 +145,9 @@ class SecureGather(UploadGather):
         Returns:
             client -> (seconds, flag), for all clients of the cohort; the identifier of the session, which depends on
             the random numbers of all clients, so that no rank can repeat messages of an earlier session; the attempt.
+
+        Raises:
+            UserError: rank 0 has not passed on the header of a client of this rank.
         """
         mine = dict[int, bytes]()
         for k in self.context.own_clients:
@@ -152,10 +155,14 @@ class SecureGather(UploadGather):
         received, cohort, size = self._send_up("headers", mine, HEADER_FORMAT.size), self.context.cohort, 8
         text = self.attempt.to_bytes(size, "little") + b"".join(received[k] for k in cohort if self.comm.rank == 0)
         text = self._send_down("headers", dict.fromkeys(self.clients_of, text), size + len(cohort) * HEADER_FORMAT.size)
-        headers = {
-            k: (seconds, flag)
-            for k, (_, seconds, flag) in zip(cohort, HEADER_FORMAT.iter_unpack(text[size:]), strict=True)
-        }
+        parts = split_message(text[size:], HEADER_FORMAT.size, cohort)
+        for k, header in mine.items():
+            if parts[k] != header:
+                raise UserError(
+                    f"round {self.context.t}: privacy.secagg: the server has not passed on the header of client {k}, "
+                    "which shows that the messages are those of this round; the round was discarded"
+                )
+        headers = {k: HEADER_FORMAT.unpack(part)[1:] for k, part in parts.items()}
         return headers, hashlib.sha256(text).hexdigest(), int.from_bytes(text[:size], "little")
 
     def _compute_sum(self, session: Session, survivors: list[int]) -> Tensor | None:

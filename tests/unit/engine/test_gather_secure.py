@@ -122,6 +122,33 @@ def test_rank_0_receives_nothing_but_masked_vectors(monkeypatch):
     assert not (total[1:].abs() > 2**54).any()
 
 
+def test_clients_that_train_together_are_masked_too(monkeypatch):
+    config = secure_settings(compute={"clients_per_pass": 2})
+    assert record(run_experiment(config)) == record(run_unmasked(config, monkeypatch))
+
+
+def test_a_round_in_which_a_rank_is_asked_to_stop_releases_nothing(monkeypatch):
+    it = prepare(secure_settings(), stop=lambda: len(it.rows) == 1)
+    unmask = []
+    monkeypatch.setattr(gather_secure.SecureGather, "_unmask", lambda *_: unmask.append(len(it.rows)))
+    assert it.fed.run() == "stopped"
+    assert unmask == [0]
+
+
+def test_a_server_that_repeats_old_headers_is_refused(monkeypatch):
+    """Otherwise the session would have the identifier of an old one, and old signatures would be valid."""
+    send_down, old = gather_secure.SecureGather._send_down, []
+
+    def replay(self, what, texts, size):
+        old.append(texts)
+        return send_down(self, what, old[0] if what == "headers" else texts, size)
+
+    monkeypatch.setattr(gather_secure.SecureGather, "_send_down", replay)
+    it = prepare(secure_settings(seed=1, cohort={"fraction": 1.0}, threshold=5))
+    with pytest.raises(UserError, match=r"round 1: .* the server has not passed on the header of client 0"):
+        it.fed.run()
+
+
 # ---- clients that drop out ----
 @pytest.mark.parametrize("ranks", [1, SIZE])
 def test_a_client_whose_code_fails_drops_out(monkeypatch, ranks):
