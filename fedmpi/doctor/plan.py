@@ -124,7 +124,8 @@ def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
     s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
     way, trainers = memory.predict_gather_mode(experiment, ranks), len(build_data.training_ranks(s, ranks))
     # reduced: each rank that trains sends one 64-bit sum; sharded: rank 0 receives only its share of the columns.
-    rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
+    sums = trainers * 8 / experiment.itemsize  # 64 bits per number
+    rows = {"reduced": sums, "masked": sums, "sharded": members / ranks}.get(way, members)
     up, down = [0], [0]
     for t in range(s.rounds):
         announced = messages.broadcast_layout(messages.groups_in_round(t - 1) if t else None).packing.size

@@ -77,7 +77,7 @@ def _max_client_states(experiment: Experiment, size: int) -> int:
 def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return how many upload rows rank 0 and a training rank have in memory, in a job of `size` ranks."""
     way, cohort = predict_gather_mode(experiment, size), experiment.cohort_size
-    if way == "secure":  # one row, and a sum with 64 bits per number
+    if way == "masked":  # one row, and a sum with 64 bits per number
         return (1 + 8 / experiment.itemsize,) * 2
     if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (get_mean_only_slots(experiment.method) or {}).values()))
@@ -95,12 +95,12 @@ def predict_gather_mode(experiment: Experiment, size: int) -> str:
     """Return how uploads are gathered in a job of `size` ranks, for estimates of memory.
 
     "whole": rank 0 stores all uploads. "streamed": rank 0 adds uploads up as they arrive. "sharded": each rank stores
-    some columns of all uploads. "reduced": each rank adds up the uploads of its own clients. "secure": the
-    same, and rank 0 adds up the masked sums of all ranks.
+    some columns of all uploads. "reduced": each rank adds up the uploads of its own clients. "masked": the
+    same, with sums that are masked (privacy.secagg).
     """
     server, means = experiment.settings.server, get_mean_only_slots(experiment.method)
     if experiment.settings.privacy.secagg is not None:
-        return "secure"
+        return "masked"
     packings = {experiment.messages.upload_layout(t).packing for t in range(max(experiment.settings.rounds, 1))}
     large = {name for packing in packings for name in ChunkPlan(packing).large}
     if large and server.placement == "sharded" and size > 1:
