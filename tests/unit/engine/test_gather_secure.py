@@ -16,6 +16,7 @@ from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.transport import gather_secure
 from fedmpi.engine.transport.gather_secure import SecureAggregation
 from fedmpi.flat import linear
+from fedmpi.methods import registry
 from fedmpi.privacy.secagg.masks import MaskStreams
 
 BAD, SIZE = 2, 4
@@ -308,6 +309,24 @@ def test_each_client_adds_its_noise_and_withholds_its_loss():
 
 
 # ---- what is refused ----
+SINGLE = {"apfl", "ccvr", "fedcm", "feddisco", "fedexp", "fedfomo", "fedgh", "fedld", "fednova", "fedpac", "fedproto"}
+
+
+@pytest.mark.parametrize("method", registry)
+def test_every_method_gives_the_model_of_a_plain_run_or_is_refused(method):
+    changes = {"rounds": 2, "cohort": {"weighting": "uniform"}, "evaluate": {"protocol": ["global"]}}
+    if method in SINGLE:
+        with pytest.raises(UserError, match=f"method {method} uses single uploads of .*; use another method"):
+            prepare(secure_settings(method, **changes))
+        return
+    secure, plain = (
+        run_experiment(secure_settings(method, **changes)),
+        run_experiment(small_settings(method, **changes)),
+    )
+    assert torch.allclose(secure.w, plain.w, atol=1e-5)
+    assert secure.reason == "finished"
+
+
 REFUSED = [
     ({"method": "fedgh"}, "method fedgh uses single uploads of"),
     ({"method": "scaffold"}, "method scaffold needs the mean of dc with equal weights; set cohort.weighting: uniform"),
