@@ -30,6 +30,8 @@ METRICS_KEYS = (
     # In an evaluated round the metrics of the task follow `loss`.
     KeyDescription("loss", "number", "", "loss of the global model on the global test set", True),
     KeyDescription("train_loss", "number", "", "weighted mean of the clients' losses during local training", True),
+    KeyDescription("epsilon", "number", "", "epsilon of differential privacy after the round"),
+    KeyDescription("clip", "number", "", "clip norm of the round under differential privacy of clients"),
     KeyDescription("cohort", "list", "", "clients that trained in this round"),
     KeyDescription("refused", "list", "", "rejected uploads: client and reason of each"),
     KeyDescription("lost", "list", "", "clients of the cohort whose rank failed, if there are any"),

@@ -37,7 +37,7 @@ from fedmpi.config.sections import (
 # Keys that ranks do not compare: paths, whose contents are compared instead, and values that may differ by host.
 NOT_COMPARED = (
     *("data.root", "output", "model.pretrained", "init.from", "comm.interface"),
-    *("privacy.noise_file", "privacy.keys", "privacy.identity"),
+    *("privacy.noise_file", "privacy.repeat", "privacy.keys", "privacy.identity"),
 )
 
 

@@ -246,8 +246,8 @@ class CohortSettings(ExclusiveKeysSection):
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     size: Count | None = None  # number of clients that are drawn each round, instead of fraction
     # how clients are drawn. cyclic: every client once before one is drawn again; with fraction 1 / N the model passes
-    # from client to client
-    sampling: Literal["uniform", "cyclic"] = "uniform"
+    # from client to client. poisson: each client with the same probability, independently of the others
+    sampling: Literal["uniform", "cyclic", "poisson"] = "uniform"
     placement: Literal["balanced", "pinned"] = (
         "balanced"  # assignment of clients to ranks; balanced: by measured times; pinned: fixed
     )

@@ -53,6 +53,7 @@ class ClientTrainer:
         stop: Callable[[], bool] = lambda: False,
         changing: Collection[Tensor] = (),
         private_steps: Any = None,
+        bounds_uploads: bool = False,
     ) -> None:
         """Set up the training of this rank's clients, with the given parts of the experiment.
 
@@ -74,9 +75,11 @@ class ClientTrainer:
             changing: the frozen parameters that the server changes (server.lora).
             private_steps: the `PrivateSteps` (local/private_steps.py) by which all clients train, so that their samples
                 have differential privacy; None: they train without it.
+            bounds_uploads: whether clients clip their uploads (differential privacy of clients).
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
+        self.bounds_uploads = bounds_uploads
         self.bf16, self.checkpoints_activations, self.stop = bf16, checkpoints_activations, stop
         self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
         self.clients_per_pass, self.strict, self.private_steps = clients_per_pass, strict, private_steps

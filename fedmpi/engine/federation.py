@@ -37,8 +37,9 @@ from fedmpi.engine.faults.recovery import FailurePolicy
 from fedmpi.engine.faults.upload_filter import UpdateFilter
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.hook_checks import check_no_metric_name_clash
-from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.messages import CLIP, FAILED, STOP, UploadLayout
 from fedmpi.engine.packed import packed_rounds
+from fedmpi.engine.private_release import PrivateRelease
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
@@ -61,6 +62,7 @@ class Federation:
         callbacks: RunCallbacks | None = None,
         lora: LoraAggregation | None = None,
         base_weights: BaseWeights | None = None,
+        privacy: PrivateRelease | None = None,
     ) -> None:
         """Set up the run.
 
@@ -70,6 +72,7 @@ class Federation:
             rule: a server rule that replaces the aggregation of the method; None: the method aggregates.
             lora: the aggregation of adapters (server.lora); None: the model has none.
             base_weights: the base weights that it changes; None: it changes none.
+            privacy: makes noisy means of the uploads (differential privacy of clients); only on rank 0, otherwise None.
         """
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
@@ -86,6 +89,7 @@ class Federation:
             acknowledges=tolerant or config.acknowledges,
             base_weights=base_weights,
             secure_aggregation=config.secure_aggregation,
+            reads_means_only=trainer.bounds_uploads,
         )
         self.server: FederationServer | None = None
         if comm.rank == 0:
@@ -101,6 +105,7 @@ class Federation:
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
                 lora=lora,
                 base_weights=base_weights,
+                privacy=privacy,
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 # Rank 0 evaluates in this memory. It trains no clients, so no client's weights are ever loaded into it.
@@ -120,7 +125,10 @@ class Federation:
 
     # ---- the loop ----
     def run(self) -> str:
-        """Train all rounds; return why the run ended: "finished", "stopped", "diverged" or "early_stopped"."""
+        """Train all rounds; return why the run ended.
+
+        The reason is "finished", "stopped", "diverged", "early_stopped" or "budget_spent".
+        """
         t, reason = self.control.first_round, None
         try:
             while reason is None:
@@ -193,7 +201,7 @@ class Federation:
             self.reporter.saved_state = self.rank0_state()
             callbacks.save_state(self, t - 1, self.reporter.saved_state, command is not TRAIN)
         self.timeline.span("checkpoint")
-        last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
+        last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED, RoundCommand.BUDGET_SPENT)
         with self.comm.exclude_from_counts():
             self.reporter.report(t, trains=command is TRAIN, last=last, started_at=self.control.opened_at)
         self.timeline.span("evaluate")
@@ -255,7 +263,11 @@ class Federation:
         timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
         self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
         upload = self.trainer.messages.upload_layout(t)
-        refused = server.update_filter.find_refused(t, cohort, received, upload.w.take(server.w), failed)
+        if server.privacy is not None:
+            return self.step_with_noise(t, cohort, upload, received, arrived, bytes_before)
+        refused = (
+            server.update_filter.find_refused(t, cohort, received, upload.w.take(server.w), failed) if cohort else []
+        )
         server.refused_clients = [each["client"] for each in refused]
         accepted = [k for k in cohort if k not in server.refused_clients]
         recorded, metrics = {"train_loss": float("nan")}, {}
@@ -282,11 +294,55 @@ class Federation:
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
-        if metrics:
-            check_no_metric_name_clash(self.trainer.method, metrics, self.trainer.task.names, f"round {t}")
+        self._check_metric_names(t, metrics)
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - bytes_before[0], self.comm.received_bytes - bytes_before[1]
         return row | metrics | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}
+
+    def step_with_noise(
+        self,
+        t: int,
+        cohort: Sequence[int],
+        upload: UploadLayout,
+        received: GatheredUploads,
+        arrived: float,
+        bytes_before: tuple[int, int],
+    ) -> dict[str, Any]:
+        """Update the global model with the noisy means of round t (differential privacy of clients).
+
+        The row of metrics contains nothing that depends on single uploads. If nobody may know which clients took part,
+        it does not contain the cohort, and no sizes and times that depend on it. See `step_server` for the arguments.
+        """
+        server, config = self.server, self.config
+        assert server is not None
+        assert server.privacy is not None
+        clip = float(getattr(server.rule_state, CLIP))
+        updates = server.release_means(t, upload, received, self.scheduler.cohort_weights(cohort)[1])
+        metrics = server.step(t, config.learning_rate(t), updates, upload, received, {})
+        self._check_metric_names(t, metrics)
+        received.release()
+        row: dict[str, Any] = {"round": t, "epsilon": server.privacy.budget.epsilon, "clip": clip}
+        if config.withholds_participation:
+            return row | {"wall_s": time.perf_counter() - self.control.opened_at} | metrics
+        sent_bytes, received_bytes = self.comm.sent_bytes - bytes_before[0], self.comm.received_bytes - bytes_before[1]
+        absent = [k for k in self.scheduler.sample_cohort(t) if k not in cohort]
+        return {
+            **row,
+            "cohort": list(cohort),
+            "refused": [],
+            **({"lost": absent} if absent else {}),
+            **self.transport.traffic.count(t, cohort),
+            "wall_s": time.perf_counter() - self.control.opened_at,
+            "server_s": time.perf_counter() - arrived,
+            **metrics,
+            "sent_bytes": sent_bytes,
+            "received_bytes": received_bytes,
+        }
+
+    def _check_metric_names(self, t: int, metrics: Mapping[str, float]) -> None:
+        """Raise UserError if the method logs a metric with the name of another one."""
+        if metrics:
+            check_no_metric_name_clash(self.trainer.method, metrics, self.trainer.task.names, f"round {t}")
 
     # ---- checkpoints ----
     def rank0_state(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 
 if TYPE_CHECKING:
@@ -24,10 +26,11 @@ class FederationConfig:
     learning_rate: Callable[[int], float]  # of local training, as a function of the round
     fraction: float | None = 1.0  # fraction of the clients that take part in a round
     cohort_size: int | None = None  # number of clients that take part in a round; replaces `fraction`
-    sampling: str = "uniform"  # uniform | cyclic: how cohorts are drawn
+    sampling: str = "uniform"  # uniform | cyclic | poisson: how cohorts are drawn
     placement: str = "balanced"  # balanced | pinned: how clients are assigned to ranks
     # whether clients are balanced by measured speeds of ranks; otherwise only by their numbers of samples
     measures_speed: bool = True
+    client_weights: Tensor | None = None  # (N,) float64, fixed weights of all clients in place of `weighting`
     weighting: str = "samples"  # samples | uniform: weights of clients in the aggregate
     server_trains: bool = False  # whether rank 0 trains clients, too
     # rows | streaming | sharded | reducing (transport/gather.py); rows if a round does not permit it
@@ -47,6 +50,8 @@ class FederationConfig:
     update_stats: str | bool = False  # statistics of updates to record in each round: False, "norms" or "gram"
     replays_failures: bool = False  # whether recorded rank failures of another run are replayed
     secure_aggregation: SecureAggregation | None = None  # rank 0 learns only sums of uploads; None: it learns uploads
+    withholds_participation: bool = False  # whether rows of metrics must not tell which clients took part
+    withholds_evaluation: bool = False  # whether no model is evaluated
     acknowledges: bool = False  # whether ranks without clients in a round confirm its broadcast
 
 

@@ -13,7 +13,7 @@ upload, which are as wide as the model or one of its groups, are encoded in anot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -34,6 +34,10 @@ from fedmpi.method.slots import SharedParts, Slot, Slots
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
+# Under differential privacy of clients: the clip norm of the round, in the broadcast, and, with adaptive clipping,
+# whether the norm of an upload was below it, in the upload.
+CLIP, UNCLIPPED = "_clip", "_unclipped"
+ENGINE_UPLOAD_NAMES = ("_loss", "_seconds", "_flag", UNCLIPPED)
 # Number of values that the engine adds to a broadcast (the command) and to an upload (loss, seconds, flag).
 ENGINE_DOWNLOAD_FIELDS, ENGINE_UPLOAD_FIELDS = 1, 3
 # Flags of an upload: the rank was asked to stop; the code of the client failed; the client took no steps, so that there
@@ -52,6 +56,11 @@ class UploadLayout:
     dw_layout: Layout  # layout of the slot dw
     codec: RowCodec | None  # encoding of the large slots; None: rows are sent as they are
     size: int  # size of a row as sent (encoded, if there is a codec), in entries of the model's type
+
+    @property
+    def payload_start(self) -> int:
+        """The first entry of a row after the engine's own fields."""
+        return max(end for name, (_, end) in self.packing.spans.items() if name in ENGINE_UPLOAD_NAMES)
 
     def write_header(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
         """Write the engine's own fields at the beginning of an upload row.
@@ -95,6 +104,7 @@ class MessageLayouts:
         upload_format: Format | None = None,
         optim: Mapping[str, tuple[int, ...]] = {},
         rule_state: Mapping[str, tuple[int, ...]] = {},
+        upload_fields: Sequence[str] = (),
     ) -> None:
         """Determine the layouts from the method's declarations.
 
@@ -103,9 +113,10 @@ class MessageLayouts:
             upload_format: the format of large slots in uploads; None: the model's own type.
             optim: the shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
             rule_state: the shapes of the values that the server rule sends to all clients (aggregation/lora.py).
+            upload_fields: further fields of the engine in an upload, each with one entry.
         """
         self.method, self.model, self.rounds, self.upload_format = method, model, rounds, upload_format
-        self.rule_state = Packing(rule_state)
+        self.rule_state, self.upload_fields = Packing(rule_state), tuple(upload_fields)
         check_declarations(method)
         self.all_groups: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
@@ -181,7 +192,10 @@ class MessageLayouts:
                 w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
                 sent = Slots(**{name: self.method.sends[name] for name in names})
                 declared = sent.to_packing(self.sizes | {"s": w.size})
-                shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
+                fields: dict[str, tuple[int, ...]] = dict.fromkeys(
+                    ("_loss", "_seconds", "_flag", *self.upload_fields), ()
+                )
+                shapes = {**fields, "_b": (b.size,), **declared.shapes}
                 # Large slots come last, as ChunkPlan (transport/gather.py) requires.
                 packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
                 codec = None if self.upload_format is None else self._build_codec(packing, sent, self.upload_format)

@@ -58,6 +58,7 @@ class Reporter:
         if self.reported_in == t:
             return
         due, before, metrics_row = last or (trains and t % self.config.evaluate_every == 0), t - 1, self.metrics_row
+        due = due and not self.config.withholds_evaluation
         if t == 0 and self.server is not None:
             metrics_row = self._initial_row(self.server, started_at)
         started_at = time.perf_counter()

@@ -26,6 +26,7 @@ class RoundCommand(IntEnum):
     ABORTED = 3  # a rank was asked to stop during the previous round, which does not count
     DIVERGED = 4
     EARLY_STOPPED = 5  # the validation metric has not improved for long enough
+    BUDGET_SPENT = 6  # a further round would exceed privacy.dp.max_epsilon
 
 
 TRAIN = RoundCommand.TRAIN
@@ -98,13 +99,14 @@ class RoundControl:
         return self._decided[0] == t and self._decided[1] % FURTHER_MESSAGE == TRAIN
 
     def finish_run_on_this_rank(self, command: RoundCommand) -> str:
-        """End the run on this rank; return why it ended: "finished", "stopped", "diverged" or "early_stopped"."""
+        """End the run on this rank; return why it ended, as `Federation.run` does."""
         if self.config.on_lost_rank != "abort":  # wait: another rank may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.message_timeout_s)
         diverges = self.reporter.divergence.should_stop  # after the last round only rank 0 knows this
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
             return "diverged"
-        return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
+        ends = (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED, RoundCommand.BUDGET_SPENT)
+        return command.name.lower() if command in ends else "stopped"
 
     def _decide(self, t: int) -> int:
         """Decide, on rank 0, whether to run round t or to end the run, and why; return the command as a number.
@@ -124,5 +126,7 @@ class RoundControl:
             return RoundCommand.DIVERGED + message
         if self.server.best and self.server.best.should_stop():
             return RoundCommand.EARLY_STOPPED + message
+        if self.server.privacy and not self.server.privacy.budget.permits_round(t):
+            return RoundCommand.BUDGET_SPENT + message
         self._rank_costs = self.scheduler.choose_rank_costs(t)
         return TRAIN + (FURTHER_MESSAGE if self._rank_costs != self.scheduler.rank_costs else message)

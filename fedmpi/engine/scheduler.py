@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median_low
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,7 @@ class ClientScheduler:
     def __init__(self, config: FederationConfig, data: FederatedData, comm: Communicator, ranks: Sequence[int]) -> None:
         """Create the scheduler; `ranks` are the ranks that train clients."""
         self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
+        self.cohort_seed = config.seed  # the seed of cohorts; a secret one if nobody may know who takes part
         self.lost_ranks = LostRanks()
         self.rank_costs: RankCosts = {}  # the relative costs by which clients are assigned; the same on every rank
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
@@ -85,7 +87,7 @@ class ClientScheduler:
     def sample_cohort(self, t: int) -> list[int]:
         """Draw the cohort of round t, in ascending order; clients of failed ranks are included."""
         config = self.config
-        return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
+        return draw_cohort(self.cohort_seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
 
     def cohort(self, t: int) -> list[int]:
         """Return the cohort of round t without clients excluded by rank failures, in ascending order."""
@@ -108,7 +110,9 @@ class ClientScheduler:
     def cohort_weights(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the numbers of training samples n_k and the weights p_k of these clients, (m,) float64 each."""
         n = torch.tensor(self._num_samples(clients), dtype=torch.float64)
-        return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / len(n))
+        if self.config.client_weights is not None:
+            return n, self.config.client_weights[list(clients)]
+        return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / max(len(n), 1))
 
     def _num_samples(self, clients: Sequence[int]) -> list[float]:
         """Return the number of training samples of each client."""
@@ -170,10 +174,14 @@ def draw_cohort(
         fraction: determines the number of clients in the cohort, m = max(floor(fraction N), 1).
         sampling: uniform: each cohort is drawn independently; cyclic: every client takes part once in each cycle of
             rounds, m clients per round and the remaining ones in the last round of the cycle (with m = 1 and mean
-            aggregation this is cyclic weight transfer, Chang et al. 2018).
+            aggregation this is cyclic weight transfer, Chang et al. 2018); poisson: each client takes part with
+            probability `fraction`, or size / N, independently of the others, so that a cohort may be empty.
         size: the number m of clients, in place of `fraction`.
     """
     m = cohort_size(clients, fraction, size)
+    if sampling == "poisson":
+        probability = size / clients if size is not None else fraction or 0.0
+        return [int(k) for k in np.flatnonzero(seeds.numpy_generator(seed, "cohort", t).random(clients) < probability)]
     if sampling == "cyclic":
         cycle, position = divmod(t, -(-clients // m))
         drawn = seeds.numpy_generator(seed, "cycle", cycle).permutation(clients)[position * m : (position + 1) * m]

@@ -24,8 +24,9 @@ from fedmpi.data.federated import FederatedData
 from fedmpi.engine import hook_checks
 from fedmpi.engine.base_weights import BaseWeights
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
-from fedmpi.engine.messages import MessageLayouts, UploadLayout
+from fedmpi.engine.messages import CLIP, MessageLayouts, UploadLayout
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
+from fedmpi.engine.private_release import MeanUploads, PrivateRelease
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
@@ -81,6 +82,7 @@ class FederationServer:
         update_filter: UpdateFilter | None = None,
         lora: LoraAggregation | None = None,
         base_weights: BaseWeights | None = None,
+        privacy: PrivateRelease | None = None,
     ) -> None:
         """Create the server with the initial global model.
 
@@ -93,6 +95,7 @@ class FederationServer:
             update_filter: decides which uploads are aggregated.
             lora: the aggregation of adapters (server.lora); None: the model has none.
             base_weights: the base weights that it changes; None: it changes none.
+            privacy: makes noisy means of the uploads (differential privacy of clients); None: there is no noise.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule, self.lora = optimizer, view, rule, lora
@@ -104,6 +107,9 @@ class FederationServer:
         self.rule_row, self.base_weights = self.w.new_zeros(messages.rule_state.size), base_weights
         self.rule_state = messages.rule_state.views(self.rule_row)
         views = messages.server_state.views(self.state_row)
+        self.privacy = privacy
+        if privacy is not None:
+            messages.rule_state.write(self.rule_row, {CLIP: privacy.mechanism.clip})
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, view.rule_state = self.state, self.w, self.rule_state
         self._hook_inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
@@ -138,8 +144,10 @@ class FederationServer:
     def _state_tensors(self) -> dict[str, Tensor]:
         """Return the server's tensors that are stored in checkpoints, by name."""
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+        if len(self.rule_row):
+            tensors |= {"rule": self.rule_row}
         if self.base_weights is not None:
-            tensors |= {"rule": self.rule_row, **self.base_weights.tensors()}
+            tensors |= self.base_weights.tensors()
         return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
@@ -152,6 +160,18 @@ class FederationServer:
         declared, packing = self.method.per_client_download, self.messages.per_client_download
         hook_checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
+
+    def release_means(self, t: int, upload: UploadLayout, received: GatheredUploads, weights: Tensor) -> MeanUploads:
+        """Return the noisy means of a round's uploads, and store the clip norm of the next round.
+
+        Args:
+            weights: (m,) the weights of the clients.
+        """
+        assert self.privacy is not None
+        clip, b = float(getattr(self.rule_state, CLIP)), upload.b.take(self.b)
+        means, clip = self.privacy.release(t, upload, received, weights, b, clip)
+        self.messages.rule_state.write(self.rule_row, {CLIP: clip})
+        return means
 
     def step(
         self,
@@ -208,6 +228,8 @@ class FederationServer:
             upload.w.put(moments, self.optimizer.state)
         if b is not None:
             upload.b.put(b, self.b)
+        if self.privacy is not None:
+            self.privacy.raise_variances(self.b)
         if state is not self.state:  # otherwise the state does not change
             self.messages.server_state.write(self.state_row, state)
         self.messages.rule_state.write(self.rule_row, rule_state)
@@ -219,7 +241,10 @@ class FederationServer:
         """Compute the direction and the new server state with `aggregate` or a server rule, and check them."""
         method, view, size = self.method, self.view, (upload.dw_layout.size,)
         ruled: Any = None
-        inputs = {"updates": received.small_rows, "updates.p": updates.p, "updates.n": updates.n}
+        if isinstance(updates, MeanUploads):
+            inputs = {f"updates.mean({slot!r})": mean for slot, mean in updates.means.items()}
+        else:
+            inputs = {"updates": received.small_rows, "updates.p": updates.p, "updates.n": updates.n}
         read = hook_checks.ReadOnlyCheck({**self._hook_inputs, **inputs})
         own = self.rule is not None or overrides(method, "aggregate")  # code that may draw from the global generators
         chance = seeds.temporary_seed(view.seed, "aggregate", view.round) if own else nullcontext()

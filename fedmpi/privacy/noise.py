@@ -45,12 +45,21 @@ class NoiseKey:
         self._secret, self.run_id = secret, run_id
 
     @classmethod
-    def load(cls, path: Path, run_id: str) -> NoiseKey:
-        """Read the key from a file, which is created with a random key if it is missing.
+    def load(cls, path: Path, run_id: str, *, create: bool = True) -> NoiseKey:
+        """Read the key from a file.
+
+        Args:
+            run_id: the identifier of the run.
+            create: whether to create a random key if the file is missing.
 
         Raises:
             UserError: the file cannot be read or created, other users can read it, or its key is too short.
         """
+        if not create and not path.expanduser().exists():
+            raise UserError(
+                f"privacy.noise_file: {path} does not exist, but the noise of this run depends on the key in it; set "
+                "privacy.noise_file to that key"
+            )
         try:
             secret = read_or_create_secret(path.expanduser())
         except OSError as error:
@@ -69,6 +78,11 @@ class NoiseKey:
         """Return 32 bytes that depend on the secret, the run and the purpose."""
         info = "/".join(map(str, purpose)).encode()
         return HKDF(SHA256(), length=32, salt=self.run_id.encode(), info=info).derive(self._secret)
+
+    @property
+    def fingerprint(self) -> str:
+        """A public text by which two keys of the same run can be compared, without revealing them."""
+        return self.derive("fingerprint").hex()[:16]
 
     def gaussian(self, n: int, std: float, *purpose: str | int) -> Tensor:
         """Return n numbers from a normal distribution with mean 0 and standard deviation `std`, (n,) float64."""

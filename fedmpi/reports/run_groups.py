@@ -75,7 +75,7 @@ class Run:
         )
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
         self.state = str(self.summary.get("exit_reason", "")) or "not ended (still running, or killed)"
-        self.complete = self.state == "finished" or self.state.startswith("early_stopped")
+        self.complete = self.state == "finished" or self.state.startswith(("early_stopped", "budget_spent"))
         self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
         self.last_hash = next((row["sha256"] for row in reversed(self.rows) if row.get("sha256")), None)
         self.last = {name: finite_number(value) for row in self.rows for name, value in row.items()}

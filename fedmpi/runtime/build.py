@@ -28,8 +28,9 @@ from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.hook_checks import are_finite
 from fedmpi.engine.local.client_optimizers import optimizer_slot_shapes
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
-from fedmpi.engine.messages import MessageLayouts
+from fedmpi.engine.messages import CLIP, UNCLIPPED, MessageLayouts
 from fedmpi.engine.model_selection import SelectionCriterion
+from fedmpi.engine.private_release import PrivateRelease
 from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
@@ -38,10 +39,11 @@ from fedmpi.models.gradient_checkpointing import enable_gradient_checkpointing
 from fedmpi.models.lora import AdaptedLayer, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
-from fedmpi.runtime import compatibility
+from fedmpi.runtime import compatibility, private_runs
 from fedmpi.runtime.adapter_checks import check_adapters
 from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
 from fedmpi.runtime.clients_per_pass import choose_clients_per_pass
+from fedmpi.runtime.privacy_checks import check_client_level_privacy
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
 from fedmpi.runtime.sample_privacy import make_private_steps
 from fedmpi.runtime.secure_aggregation import check_secure_aggregation, make_secure_aggregation
@@ -138,7 +140,7 @@ class Experiment:
         reads_rows = (
             any(each is not None for each in (self.rule, self.lora, self.messages.upload_format))
             or self.settings.record.updates == "gram"
-        )
+        ) and private_runs.client_level_dp(self.settings) is None
         return (
             not self.tolerates_missing_uploads
             and not reads_rows
@@ -234,6 +236,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
         check_adapters(settings, method, lora, messages)
     check_secure_aggregation(settings, data, messages)
     compatibility.check_uploads_suit_aggregation(settings, data, messages)
+    check_client_level_privacy(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, make_rule(settings), start)
     private_steps = make_private_steps(settings, data, method, task, module, local_training)
@@ -279,9 +282,12 @@ def make_messages(
         )
     form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else HalfPrecision(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    states = optimizer_slot_shapes(make_local_training(settings), model.layout)
+    states, fields = optimizer_slot_shapes(make_local_training(settings), model.layout), list[str]()
+    if dp := private_runs.client_level_dp(settings):
+        rule_state = {**rule_state, CLIP: ()}
+        fields = [UNCLIPPED] if dp.adaptive else []
     with add_error_context(f"method {settings.method.name}"):
-        return MessageLayouts(method, model, *sizes, form, states, rule_state)
+        return MessageLayouts(method, model, *sizes, form, states, rule_state, fields)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -313,7 +319,8 @@ def make_lora_aggregation(
     shapes = adapter_shapes(layers, dict(model.module.named_parameters()))
     m = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
     server = settings.server
-    measures = (server.optim, server.lr) == ("sgd", 1.0)
+    # The distance is computed from single uploads, which differential privacy does not permit.
+    measures = (server.optim, server.lr) == ("sgd", 1.0) and private_runs.client_level_dp(settings) is None
     if server.lora == "freeze_a":
         measures = measures and server.rule.name == "auto" and not overrides(method, "aggregate")
     return LoraAggregation(server.lora, shapes, m, measures=measures)
@@ -339,6 +346,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
         stop=stop,
         changing=[layer.base for layer in e.base_layers],
         private_steps=e.private_steps,
+        bounds_uploads=private_runs.client_level_dp(s) is not None,
     )
 
 
@@ -348,6 +356,7 @@ def make_federation(
     stop: Callable[[], bool],
     callbacks: RunCallbacks | None = None,
     regroups: bool = True,
+    privacy: PrivateRelease | None = None,
 ) -> Federation:
     """Make the `Federation` of this rank, which runs the rounds, with its trainer and server optimiser.
 
@@ -355,6 +364,7 @@ def make_federation(
         stop: Function that returns whether the run should stop.
         callbacks: Functions that the engine calls after each round and on other events.
         regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is treated as `abort`.
+        privacy: Adds noise on rank 0 (differential privacy of clients); None: noise from a random key, if there is any.
     """
     s = experiment.settings
     way = "streaming" if experiment.can_stream_sums(comm.size) else "rows"
@@ -385,10 +395,13 @@ def make_federation(
         replays_failures=s.faults.replay is not None,
         best=experiment.best,
         timeout_s=s.comm.round_timeout_s,
-        update_stats=s.record.updates if s.privacy.secagg is None else False,
+        update_stats=s.record.updates if s.privacy.secagg is None and not private_runs.client_level_dp(s) else False,
         secure_aggregation=make_secure_aggregation(s, experiment.data),
         needs_undo=experiment.needs_undo,
         acknowledges=bool(s.checkpoint.every and experiment.messages.client_state.size),
+        client_weights=private_runs.released_weights(s, experiment.data),
+        withholds_participation=private_runs.hides_participation(s, experiment.data.clients),
+        withholds_evaluation=private_runs.client_level_dp(s) is not None and s.data.silos is not None,
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(
@@ -399,4 +412,7 @@ def make_federation(
     lora, base = experiment.lora, None
     if lora is not None and lora.state:
         base = BaseWeights(experiment.base_layers, lora.adapters, lora.cohort_size)
-    return Federation(config, comm, make_trainer(experiment, stop), optimizer, experiment.rule, callbacks, lora, base)
+    if privacy is None and comm.rank == 0 and private_runs.client_level_dp(s):
+        privacy = private_runs.make_release(experiment)
+    parts = optimizer, experiment.rule, callbacks, lora, base, privacy
+    return Federation(config, comm, make_trainer(experiment, stop), *parts)

@@ -358,7 +358,7 @@ def _iter_intact_checkpoints(
         yield facts["round"], tensors, facts["memory"]
     run_dir = checkpoints.folder.parent
     if str((read_json_object(run_dir / "summary.json") or {}).get("exit_reason")).startswith(
-        ("finished", "early_stopped")
+        ("finished", "early_stopped", "budget_spent")
     ):
         raise UserError(
             f"{run_dir}: this run has finished, but none of its checkpoints is intact; resuming would start at round 0 "

@@ -91,7 +91,7 @@ def load_resume_settings(run_dir: Path, overrides: Sequence[str]) -> config.Sett
 def load_replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
-    """Load the settings for a replay of a run, with the same rank failures and initial weights as in the run.
+    """Load the settings for a replay of a run, with the same rank failures, initial weights and noise as in the run.
 
     Args:
         trust: Whether code outside fedmpi that the config names may be executed.
@@ -103,6 +103,8 @@ def load_replay_settings(
     for key, file in files.items():
         path = run_dir / file
         given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
+    if (run_dir / "privacy.json").exists():
+        given.append(f"privacy.repeat={json.dumps(str(run_dir))}")
     if place is None:
         place = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
     return load_run_settings(run_dir, trust, [*overrides, *given, *place])

@@ -32,12 +32,14 @@ from fedmpi.config import Settings
 from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.private_release import PrivateRelease
 from fedmpi.runtime import (
     build,
     build_data,
     checkpoints,
     code_trust,
     memory,
+    private_runs,
     rank_agreement,
     sample_privacy,
     secure_aggregation,
@@ -175,6 +177,7 @@ def _run(
 
     no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
     is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
+    privacy: PrivateRelease | None = None
     if isinstance(recorder, Recorder):  # rank 0
         loggers = make_loggers(settings) if settings.loggers or settings.callbacks else None
         directory, is_resumed, changes = checkpoints.open_run_directory(settings, identity, exit_stack)
@@ -183,11 +186,12 @@ def _run(
         recorder.open(directory, experiment, stop, loggers, console_text.describe_run(experiment, job, backend, ranks))
         if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
             recorder.write_description(identity, environment, own_code)
+        privacy = private_runs.open_release(experiment, directory, identity)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank failure will end this run: {no_regroup}", stacklevel=2)
     if experiment.private_steps is not None:
         sample_privacy.set_noise_key(settings, experiment.private_steps, comm)
-    fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup)
+    fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup, privacy)
     after = _set_up_files_and_restore(experiment, fed, recorder, is_resumed)
     if isinstance(recorder, Recorder):
         if is_resumed:
@@ -248,15 +252,16 @@ def _set_up_files_and_restore(
     if directory is not None:
         start_info = {"job": round(time.time(), 3), "name": directory.path.name, "is_resumed": is_resumed}
         start_info |= {"rank_failures": checkpoints.load_rank_failures(settings, directory)}
+        start_info |= {"cohort_seed": private_runs.choose_cohort_seed(settings, fed)}
     start = comm.broadcast_json(start_info)
-    fed.scheduler.lost_ranks = LostRanks(start["rank_failures"])
+    fed.scheduler.lost_ranks, fed.scheduler.cohort_seed = LostRanks(start["rank_failures"]), start["cohort_seed"]
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # written on this host if it does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
     if silos:
         write_own_preprocessing(path, settings, experiment.data)
-    if settings.trace and path.is_dir():
+    if settings.trace and path.is_dir() and not fed.config.withholds_participation:
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head)
         # A rank other than 0 waits for the next broadcast, and has time to write its lines before that.
@@ -314,7 +319,7 @@ def _close_run(
     result = recorder.close(fed, reason)
     # If another rank received the signal, its number is not known here, and SIGTERM is assumed.
     stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
-    code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
+    code = {"finished": 0, "early_stopped": 0, "budget_spent": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME_FILE_VARIABLE):
         rounds = len(recorder.directory.read_rows("metrics.jsonl")) - rounds_before
         with suppress(OSError):  # the reader of the file can fall back to the launcher's exit code

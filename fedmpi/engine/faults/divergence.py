@@ -95,7 +95,7 @@ class DivergenceMonitor:
         Returns:
             The first round with a bad loss if this call reports divergence, otherwise None.
         """
-        if self.reported or len(row["refused"]) == len(row["cohort"]):  # no upload counted
+        if self.reported or ("refused" in row and len(row["refused"]) == len(row["cohort"])):  # no upload counted
             return None
         for loss in self.losses:
             if (value := row.get(loss.name)) is not None:

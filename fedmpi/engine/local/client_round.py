@@ -25,6 +25,7 @@ from fedmpi.engine.hook_checks import (
 )
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.upload_bound import bound_upload
 
 ClientContext = Any  # the class in client_context.py, which imports this module
 LEFT_OUT_NOTE = "the client is left out of the round (faults.on_client_error: drop)"
@@ -117,6 +118,9 @@ def store_result(
     """
     trainer, messages = client.trainer, client.trainer.messages
     upload = messages.upload_layout(client.round)
+    if trainer.bounds_uploads:
+        bound_upload(client, buffer, upload)
+        loss = None  # a client's loss is not covered by the bound, and therefore not sent
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):

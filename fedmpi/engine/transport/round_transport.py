@@ -55,6 +55,7 @@ class RoundTransport:
         acknowledges: bool = False,
         base_weights: BaseWeights | None = None,
         secure_aggregation: SecureAggregation | None = None,
+        reads_means_only: bool = False,
     ) -> None:
         """Allocate the buffers for broadcasts.
 
@@ -67,7 +68,10 @@ class RoundTransport:
                 that no rank is more than one round behind.
             base_weights: the base weights to which each broadcast adds the server's change (server.lora).
             secure_aggregation: the settings of secure aggregation, which replaces `gather_mode`; None: it is not used.
+            reads_means_only: whether the server reads nothing but the weighted mean of each slot, whatever the method
+                declares (differential privacy of clients).
         """
+        self.reads_means_only = reads_means_only
         self.comm, self.messages, self.gather_mode, self.acknowledges = comm, messages, gather_mode, acknowledges
         self.base_weights, self.secure_aggregation = base_weights, secure_aggregation
         self._attempts = -1, -1  # the latest round whose uploads were gathered, and the number of earlier attempts
@@ -183,6 +187,8 @@ class RoundTransport:
         """
         context = GatherContext(self.comm, t, self.messages.upload_layout(t), cohort, placement, self.buffers)
         large, means = context.chunks.large, get_mean_only_slots(self.messages.method)
+        if self.reads_means_only:
+            means = dict.fromkeys(large, ("p",))
         sums = bool(large and cohort) and means is not None and set(large) <= {*means, "_b"}
         gather: UploadGather
         if self.secure_aggregation is not None:

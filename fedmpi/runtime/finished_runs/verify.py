@@ -26,7 +26,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import read_yaml_file
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.flat.model import FlatModel
-from fedmpi.runtime import code_trust
+from fedmpi.runtime import code_trust, private_runs
 from fedmpi.runtime.finished_runs import replay
 from fedmpi.runtime.finished_runs.models import load_global_model
 from fedmpi.runtime.inspection.compare import MISSING, RunRecord, find_differing_rows, find_setup_differences
@@ -269,6 +269,9 @@ def _replay_some_rounds(
 ) -> set[int]:
     """Train some rounds of a run again, report differences, and return the rounds that were compared."""
     record, done = RunRecord(run, strict=False), set[int]()
+    if problem := private_runs.find_key_problem(run, settings):
+        findings.add_undecided(f"no round was replayed, because the noise of this run cannot be drawn again: {problem}")
+        return done
     # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
     # evaluations may differ, so such a checkpoint is not used.
     late = {

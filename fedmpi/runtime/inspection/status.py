@@ -147,7 +147,7 @@ def status_exit_code(facts: Facts) -> int:
 
 
 def _classify_end(reason: str) -> tuple[str, str]:
-    if reason.startswith(("finished", "early_stopped")):
+    if reason.startswith(("finished", "early_stopped", "budget_spent")):
         return FINISHED, reason.partition(": ")[2]
     if reason.startswith(("stopped", "signal ")):
         return STOPPED, reason if reason.startswith("signal") else "on request"

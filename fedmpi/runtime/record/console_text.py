@@ -17,7 +17,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import learning_rate
 from fedmpi.engine.messages import MessageLayouts
-from fedmpi.runtime import build_data
+from fedmpi.runtime import build_data, private_runs
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record.summary import traffic_of_client
 
@@ -48,6 +48,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
         f"{describe_training(s, data.clients, messages.method.sets_training_length)}",
         describe_message_sizes(messages, s.rounds, experiment.itemsize),
         *describe_base_changes(experiment),
+        *([private_runs.describe_plan(s, data)] if private_runs.client_level_dp(s) else []),
         *experiment.initial_lines,
     ]
 
@@ -196,7 +197,12 @@ def format_results(
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *metrics))
         lines += format_table(cells)
     gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
-    best, up, down = result["best_model"], *(sum(row[f"{way}_parameters"] for row in rows) for way in ("up", "down"))
+    best, up, down, dp = (
+        result["best_model"],
+        result["up_parameters"],
+        result["down_parameters"],
+        experiment.settings.privacy.dp,
+    )
     texts = [
         headline in result["last"] and _format_main_metric(rows, result, headline),
         result["diverged"] is not None and f"training diverged from round {result['diverged']} on (see the warning)",
@@ -207,7 +213,8 @@ def format_results(
         best
         and f"best model: {format_metric(best['metric'], best['value'], 4)} {best['metric']} in round {best['round']} "
         f"({best['file']})",
-        f"clients sent {up:,} and received {down:,} parameters",
+        up and f"clients sent {up:,} and received {down:,} parameters",
+        dp and "epsilon" in result and f"privacy: epsilon {result['epsilon']:.4g} at delta {dp.delta:g}",
         result["exit_reason"] != "finished"
         and f"stopped early ({result['exit_reason']}): {result['rounds']} of {experiment.settings.rounds} rounds are "
         "complete",

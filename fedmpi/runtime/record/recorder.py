@@ -199,6 +199,9 @@ class Recorder(CheckpointRecorder):
             ended = f"signal {self.stop.signal}"
         elif reason == "diverged":
             ended = f"diverged: {fed.reporter.divergence.message}"
+        elif reason == "budget_spent":
+            assert fed.server.privacy is not None
+            ended = f"budget_spent: a further round would exceed epsilon {fed.server.privacy.budget.max_epsilon:g}"
         elif reason == "early_stopped" and best:
             ended = f"early_stopped: {best.stop_reason}"
         result = self._write_summary(ended)

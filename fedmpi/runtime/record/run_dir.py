@@ -26,15 +26,20 @@ from fedmpi.common.jsonl import parse_jsonl, read_jsonl, to_jsonable
 from fedmpi.runtime.record import atomic_files
 
 MODEL, BEST, INITIAL = "model.safetensors", "model-best.safetensors", "initial.safetensors"
+PRIVACY, RELEASES = "privacy.json", "releases.jsonl"
 REPORT, CHECKSUMS = "report.html", "checksums.json"
 ROUND_FILES = ("metrics.jsonl", "clients.jsonl", "update_stats.jsonl", "analysis.jsonl")
 # Files with checksums in checksums.json, besides plugins/. Files of other ranks and of later commands have none.
 CHECKED_FILES = (
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
-    *(*ROUND_FILES, "faults.jsonl"),
+    *(*ROUND_FILES, "faults.jsonl", PRIVACY, RELEASES),
     *(INITIAL, "accepted_changes.jsonl", MODEL, BEST, "summary.json"),
 )
-SYNCED = ("faults.jsonl", "accepted_changes.jsonl")  # synchronised to disk, as a resumed run depends on every line
+SYNCED = (
+    "faults.jsonl",
+    "accepted_changes.jsonl",
+    RELEASES,
+)  # synchronised to disk, as a resumed run depends on every line
 CLOSE_TIMEOUT_S = 5.0  # seconds to wait for a write in progress when a run fails
 TRACE, FLUSH_S, MAX_WAITING_LINES = "trace", 5.0, 1000
 

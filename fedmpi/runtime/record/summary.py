@@ -47,6 +47,7 @@ def summarize_run(
         refused_uploads   number of uploads left out (faults.on_bad_update, faults.on_client_error: drop)
         client_errors     number of refused uploads caused by an error while the client trained
         lost_ranks   rank -> round of its last failure
+        epsilon      epsilon of differential privacy after the last round; absent without it
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
 
     The file also contains the result of `traffic_of_client`, which does not depend on the rows.
@@ -75,6 +76,8 @@ def summarize_run(
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
     facts["lost_ranks"] = {rank: row["round"] for row in rank_failures for rank in row["ranks"]}
+    if rows and "epsilon" in rows[-1]:
+        facts["epsilon"] = rows[-1]["epsilon"]
     for name in SUMMED_NAMES:
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
