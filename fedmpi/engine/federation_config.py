@@ -26,7 +26,7 @@ class FederationConfig:
     learning_rate: Callable[[int], float]  # of local training, as a function of the round
     fraction: float | None = 1.0  # fraction of the clients that take part in a round
     cohort_size: int | None = None  # number of clients that take part in a round; replaces `fraction`
-    sampling: str = "uniform"  # uniform | cyclic | poisson: how cohorts are drawn
+    sampling: str = "uniform"  # uniform | cyclic | fixed_cycle | poisson: how cohorts are drawn
     placement: str = "balanced"  # balanced | pinned: how clients are assigned to ranks
     # whether clients are balanced by measured speeds of ranks; otherwise only by their numbers of samples
     measures_speed: bool = True

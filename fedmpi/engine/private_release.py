@@ -1,6 +1,6 @@
 """The release of a round under differential privacy of clients: noisy means in place of the uploads.
 
-Rank 0 reads single uploads only here. Rules, methods, statistics and records get the result, a `MeanUploads`.
+Rank 0 reads single uploads only here. Rules, methods, statistics and records get the result, a `ReleasedMeans`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from fedmpi.method.context import Span, Uploads
 from fedmpi.privacy.client_level import ClientMechanism
 
 if TYPE_CHECKING:  # these modules need optional packages
+    from fedmpi.privacy.banded import BandedNoise
     from fedmpi.privacy.budget import PrivacyBudget
     from fedmpi.privacy.noise import NoiseKey
 
 MIN_VARIANCE = 1e-5  # smallest running variance of normalisation layers after noise was added
 
 
-class MeanUploads(Uploads):
+class ReleasedMeans(Uploads):
     """Uploads of which only the means are known, as hooks see them."""
 
     def __init__(self, means: Mapping[str, Tensor], members: int) -> None:
@@ -71,19 +72,31 @@ def _refuse_single_uploads(what: str) -> NoReturn:
 class PrivateRelease:
     """Makes the noisy means of each round on rank 0, and keeps account of what they cost."""
 
-    def __init__(self, mechanism: ClientMechanism, budget: PrivacyBudget, key: NoiseKey, buffers: Layout) -> None:
+    def __init__(
+        self,
+        mechanism: ClientMechanism,
+        budget: PrivacyBudget,
+        key: NoiseKey,
+        buffers: Layout,
+        banded: BandedNoise | None = None,
+        *,
+        draws_noise: bool = True,
+    ) -> None:
         """Create the release.
 
         Args:
             key: the key from which noise is derived.
             buffers: the layout of the model's float buffers.
+            banded: noise with standard deviation 1 that is correlated between rounds; None: it is independent.
+            draws_noise: whether rank 0 draws the noise; otherwise the clients have added it (privacy.secagg).
         """
-        self.mechanism, self.budget, self.key = mechanism, budget, key
+        self.mechanism, self.budget, self.key, self.banded = mechanism, budget, key, banded
+        self.draws_noise = draws_noise
         self.variances = [each for each in buffers.segments if each.name.endswith("running_var")]
 
     def release(
         self, t: int, upload: UploadLayout, received: GatheredUploads, weights: Tensor, b: Tensor, clip: float
-    ) -> tuple[MeanUploads, float]:
+    ) -> tuple[ReleasedMeans, float]:
         """Return the noisy means of a round's uploads, and the clip norm of the next round.
 
         Args:
@@ -96,22 +109,31 @@ class PrivateRelease:
         mechanism, packing = self.mechanism, upload.packing
         uploads = received.as_uploads(range(len(weights)), weights, weights)
         slots = [name for name in packing.shapes if name not in ENGINE_UPLOAD_NAMES]
-        sizes = [packing.spans[name][1] - packing.spans[name][0] for name in slots]
-        std = mechanism.update_noise_multiplier * clip / mechanism.total_weight
-        means = {
-            name: uploads.combine(weights, name) if len(weights) else b.new_zeros(packing.shapes[name])
-            for name in slots
-        }
+        unclipped = [UNCLIPPED] if mechanism.adaptive is not None else []
+        if len(weights):
+            means = {name: uploads.combine(weights, name) for name in (*slots, *unclipped)}
+        else:  # no client was drawn
+            means = {name: b.new_zeros(packing.shapes[name]) for name in (*slots, *unclipped)}
         attempt = self.budget.record_release(t)  # after the last message, and before any noise is drawn
-        noise = self.key.gaussian(sum(sizes), std, "clients", t, attempt).split(sizes)
-        for mean, added in zip(means.values(), noise, strict=True):
-            mean.add_(added.to(mean.device).view(mean.shape))
+        if self.draws_noise:
+            self._add_noise(t, attempt, {name: means[name] for name in slots}, clip)
         means["_b"] = b + means["_b"]  # clients send the change of buffers (upload_bound.py)
         if mechanism.adaptive is not None:
-            count = float(getattr(received.small, UNCLIPPED).double().sum())
-            noise_of_count = float(self.key.gaussian(1, mechanism.adaptive.count_noise, "clip", t, attempt))
-            clip = mechanism.adaptive.next_clip(clip, count + noise_of_count, mechanism.members, len(weights))
-        return MeanUploads(means, mechanism.members), clip
+            std = mechanism.adaptive.count_noise / mechanism.total_weight
+            noisy = float(means[UNCLIPPED]) + float(self.key.gaussian(1, std, "clip", t, attempt))
+            clip = mechanism.adaptive.next_clip(clip, noisy)
+        return ReleasedMeans(means, mechanism.members), clip
+
+    def _add_noise(self, t: int, attempt: int, means: Mapping[str, Tensor], clip: float) -> None:
+        """Add the noise of a round to the means, in place."""
+        sizes = [mean.numel() for mean in means.values()]
+        std = self.mechanism.update_noise_multiplier * clip / self.mechanism.total_weight
+        if self.banded is None:
+            noise = self.key.gaussian(sum(sizes), std, "clients", t, attempt)
+        else:
+            noise = std * self.banded.compute(t)
+        for mean, added in zip(means.values(), noise.split(sizes), strict=True):
+            mean.add_(added.to(mean.device).view(mean.shape))
 
     def raise_variances(self, b: Tensor) -> None:
         """Raise the running variances of normalisation layers, which noise may have made negative, to a small value."""

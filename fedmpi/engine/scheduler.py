@@ -175,15 +175,17 @@ def draw_cohort(
         sampling: uniform: each cohort is drawn independently; cyclic: every client takes part once in each cycle of
             rounds, m clients per round and the remaining ones in the last round of the cycle (with m = 1 and mean
             aggregation this is cyclic weight transfer, Chang et al. 2018); poisson: each client takes part with
-            probability `fraction`, or size / N, independently of the others, so that a cohort may be empty.
+            probability `fraction`, or size / N, independently, so that a cohort may be empty; fixed_cycle:
+            cyclic with the same order in all cycles.
         size: the number m of clients, in place of `fraction`.
     """
     m = cohort_size(clients, fraction, size)
     if sampling == "poisson":
         probability = size / clients if size is not None else fraction or 0.0
         return [int(k) for k in np.flatnonzero(seeds.numpy_generator(seed, "cohort", t).random(clients) < probability)]
-    if sampling == "cyclic":
+    if sampling in ("cyclic", "fixed_cycle"):
         cycle, position = divmod(t, -(-clients // m))
+        cycle = 0 if sampling == "fixed_cycle" else cycle
         drawn = seeds.numpy_generator(seed, "cycle", cycle).permutation(clients)[position * m : (position + 1) * m]
     else:
         drawn = seeds.numpy_generator(seed, "cohort", t).choice(clients, size=m, replace=False)

@@ -26,7 +26,7 @@ from fedmpi.engine.base_weights import BaseWeights
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import CLIP, MessageLayouts, UploadLayout
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
-from fedmpi.engine.private_release import MeanUploads, PrivateRelease
+from fedmpi.engine.private_release import PrivateRelease, ReleasedMeans
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
@@ -161,7 +161,7 @@ class FederationServer:
         hook_checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
 
-    def release_means(self, t: int, upload: UploadLayout, received: GatheredUploads, weights: Tensor) -> MeanUploads:
+    def release_means(self, t: int, upload: UploadLayout, received: GatheredUploads, weights: Tensor) -> ReleasedMeans:
         """Return the noisy means of a round's uploads, and store the clip norm of the next round.
 
         Args:
@@ -241,7 +241,7 @@ class FederationServer:
         """Compute the direction and the new server state with `aggregate` or a server rule, and check them."""
         method, view, size = self.method, self.view, (upload.dw_layout.size,)
         ruled: Any = None
-        if isinstance(updates, MeanUploads):
+        if isinstance(updates, ReleasedMeans):
             inputs = {f"updates.mean({slot!r})": mean for slot, mean in updates.means.items()}
         else:
             inputs = {"updates": received.small_rows, "updates.p": updates.p, "updates.n": updates.n}

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
 
-from fedmpi.privacy.accountant import Sampling, compute_epsilon
+from fedmpi.privacy.accountant import (
+    BandedEpsilonSchedule,
+    EpsilonSchedule,
+    Method,
+    Sampling,
+    find_banded_noise_multiplier,
+    find_noise_multiplier,
+)
+from fedmpi.privacy.banded import compute_coefficients
 
 
 @dataclass(frozen=True)
@@ -21,15 +29,31 @@ class Guarantee:
     noise_multiplier: float
     delta: float
     sampling: Sampling
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Method = "pld"
     # Number of rounds in which each client takes part at most once (cohort.sampling: cyclic); 1: in every round.
     cycle: int = 1
+    bands: int = 1  # of correlated noise (banded.py); 1: the noise of rounds is independent
+
+    @cached_property
+    def coefficients(self) -> list[float]:
+        """The coefficients of correlated noise."""
+        return compute_coefficients(self.bands)
+
+    @cached_property
+    def _schedule(self) -> EpsilonSchedule:
+        return EpsilonSchedule(self.noise_multiplier, self.delta, self.sampling, self.accountant)
+
+    @cached_property
+    def _banded_schedule(self) -> BandedEpsilonSchedule:
+        given = self.noise_multiplier, self.delta, self.coefficients, self.cycle, self.accountant
+        return BandedEpsilonSchedule(*given)
 
     def epsilon(self, rounds: Sequence[int]) -> float:
         """Return epsilon after releases in these rounds; a round that occurs several times was repeated."""
-        return compute_epsilon(
-            self.noise_multiplier, self.delta, self.sampling, self.count_steps(rounds), self.accountant
-        )
+        if self.bands > 1:
+            different = len({*rounds})
+            return self._banded_schedule.after(different, len(rounds) - different)
+        return self._schedule.after(self.count_steps(rounds))
 
     def count_steps(self, rounds: Sequence[int]) -> int:
         """Return the largest number of these releases that contain the same client."""
@@ -38,7 +62,15 @@ class Guarantee:
         most = Counter[int]()  # cycle -> the largest number of releases of one of its rounds
         for t, releases in Counter(rounds).items():
             most[t // self.cycle] = max(most[t // self.cycle], releases)
-        return most.total()
+        return sum(most.values())
+
+    def find_noise_multiplier(self, epsilon: float, rounds: int) -> float:
+        """Return the smallest noise multiplier with which epsilon after a number of rounds is at most `epsilon`."""
+        if self.bands > 1:
+            given = self.coefficients, self.cycle, rounds, self.accountant
+            return find_banded_noise_multiplier(epsilon, self.delta, *given)
+        steps = self.count_steps(range(rounds))
+        return find_noise_multiplier(epsilon, self.delta, self.sampling, steps, self.accountant)
 
 
 class PrivacyBudget:
@@ -80,6 +112,10 @@ class PrivacyBudget:
         self.rounds.append(t)
         return attempt
 
+    def last_attempt(self, t: int) -> int:
+        """Return the attempt of the last release of round t."""
+        return self.rounds.count(t) - 1
+
 
 class RepeatedBudget(PrivacyBudget):
     """The releases of a run whose rounds are trained again, to verify it: their noise is that of the run."""
@@ -93,4 +129,4 @@ class RepeatedBudget(PrivacyBudget):
         """Return the attempt of the last release of round t in the run, which determines the model of that round."""
         last = len(self.recorded) - 1 - self.recorded[::-1].index(t)
         self.rounds = self.recorded[: last + 1]
-        return self.rounds.count(t) - 1
+        return self.last_attempt(t)

@@ -10,8 +10,8 @@ Recurrent Language Models. ICLR 2018. https://arxiv.org/abs/1710.06963). The dat
 most S. With adaptive clipping S follows the quantile q of the norms (Andrew, Thakkar, McMahan, Ramaswamy.
 Differentially Private Learning with Adaptive Clipping. NeurIPS 2021. https://arxiv.org/abs/1905.03871):
 
-    b_k = 1 if ||x_k|| <= S, else 0
-    B   = 1/2 + (sum_k (b_k - 1/2) + N(0, s^2)) / m,        S <- S exp(-lr (B - q))                                  (2)
+    b_k = 1/2 if ||x_k|| <= S, else -1/2
+    B   = 1/2 + (sum_k a_k b_k + N(0, s^2)) / W,        S <- S exp(-lr (B - q))                                      (2)
     z'  = (z^-2 - (2 s)^-2)^-1/2 replaces z in (1), so that the releases (1) and (2) together cost as much as z      (3)
 """
 
@@ -35,17 +35,14 @@ class AdaptiveClip:
     lr: float
     count_noise: float  # the standard deviation s of the noise on the number of uploads that were not clipped
 
-    def next_clip(self, clip: float, num_unclipped: float, members: int, cohort: int) -> float:
+    def next_clip(self, clip: float, mean: float) -> float:
         """Return the clip norm of the next round.
 
         Args:
             clip: the clip norm S of this round.
-            num_unclipped: the number of uploads that were not clipped, with its noise.
-            members: the expected number m of clients in a cohort.
-            cohort: the number of clients in the cohort that was drawn.
+            mean: (sum_k a_k b_k + noise) / W.
         """
-        share = 0.5 + (num_unclipped - cohort / 2) / members
-        return clip * math.exp(-self.lr * (share - self.quantile))
+        return clip * math.exp(-self.lr * (0.5 + mean - self.quantile))
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,11 @@ def clip_vector(x: Tensor, clip: Tensor | float) -> Tensor:
     Nothing is copied from a GPU to the CPU.
 
     Returns:
-        () 1 if the norm was at most `clip` before, otherwise 0.
+        () b_k of equation (2): 1/2 if the norm was at most `clip` before, otherwise -1/2.
     """
     norm = torch.linalg.vector_norm(x, dtype=torch.float64)
     finite = norm.isfinite()
     within = finite & (norm <= clip)
     scale = torch.where(within, torch.ones_like(norm), ROUNDING_MARGIN * clip / norm)
     x.mul_(scale.to(x.dtype)).masked_fill_(~finite, 0)
-    return within.to(x.dtype)
+    return within.to(x.dtype) - 0.5

@@ -377,7 +377,7 @@ def make_federation(
         ),
         fraction=s.cohort.fraction,
         cohort_size=s.cohort.size,
-        sampling=s.cohort.sampling,
+        sampling=private_runs.engine_sampling(s),
         placement="pinned" if s.data.silos else s.cohort.placement,
         # A client's last bits depend on the clients it is trained with, so measured times must not decide that.
         measures_speed=experiment.clients_per_pass == 1,
@@ -396,7 +396,9 @@ def make_federation(
         best=experiment.best,
         timeout_s=s.comm.round_timeout_s,
         update_stats=s.record.updates if s.privacy.secagg is None and not private_runs.client_level_dp(s) else False,
-        secure_aggregation=make_secure_aggregation(s, experiment.data),
+        secure_aggregation=make_secure_aggregation(
+            s, experiment.data, private_runs.make_client_noise(s, experiment.data)
+        ),
         needs_undo=experiment.needs_undo,
         acknowledges=bool(s.checkpoint.every and experiment.messages.client_state.size),
         client_weights=private_runs.released_weights(s, experiment.data),
@@ -413,6 +415,6 @@ def make_federation(
     if lora is not None and lora.state:
         base = BaseWeights(experiment.base_layers, lora.adapters, lora.cohort_size)
     if privacy is None and comm.rank == 0 and private_runs.client_level_dp(s):
-        privacy = private_runs.make_release(experiment)
+        privacy = private_runs.make_release(s, experiment.data, experiment.messages)
     parts = optimizer, experiment.rule, callbacks, lora, base, privacy
     return Federation(config, comm, make_trainer(experiment, stop), *parts)

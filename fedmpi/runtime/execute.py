@@ -186,7 +186,7 @@ def _run(
         recorder.open(directory, experiment, stop, loggers, console_text.describe_run(experiment, job, backend, ranks))
         if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
             recorder.write_description(identity, environment, own_code)
-        privacy = private_runs.open_release(experiment, directory, identity)
+        privacy = private_runs.open_release(settings, experiment.data, experiment.messages, directory, identity)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank failure will end this run: {no_regroup}", stacklevel=2)
     if experiment.private_steps is not None:

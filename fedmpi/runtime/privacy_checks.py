@@ -20,9 +20,14 @@ def check_client_level_privacy(settings: Settings, data: FederatedData, messages
     dp = private_runs.client_level_dp(settings)
     if dp is None:
         return
-    private_runs.import_privacy()
+    private_runs.check_packages()
     private_runs.check_delta(settings, data.clients, "clients")
     _check_method(settings, messages)
+    if dp.mechanism == "banded" and len({messages.upload_layout(t).packing.size for t in range(settings.rounds)}) > 1:
+        raise UserError(
+            f"privacy.dp.mechanism: banded needs uploads of the same size in all rounds, which method "
+            f"{settings.method.name} does not have; set privacy.dp.mechanism: gaussian"
+        )
     _check_weights(settings, messages)
     for key, value, allowed, reason in _find_revealing_settings(settings):
         if value not in allowed:
@@ -110,6 +115,10 @@ def _find_revealing_settings(settings: Settings) -> list[tuple[str, object, tupl
                 "dp.mechanism: banded needs a fixed number of rounds between two rounds of the same client",
             )
         )
+    if settings.privacy.secagg is not None:
+        reason = "with privacy.secagg clients add the noise, whose scale must be fixed"
+        rows.append(("privacy.dp.adaptive", dp.adaptive, (None,), reason))
+        rows.append(("privacy.dp.mechanism", dp.mechanism, ("gaussian",), reason))
     if dp.mechanism == "banded" and dp.adaptive is not None:
         rows.append(
             ("privacy.dp.adaptive", dp.adaptive, (None,), "the noise of dp.mechanism: banded has a fixed scale")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +25,18 @@ from fedmpi.config.privacy import DpSettings
 from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine import scheduler
+from fedmpi.engine.messages import MessageLayouts
 from fedmpi.engine.private_release import PrivateRelease
 from fedmpi.privacy.client_level import AdaptiveClip, ClientMechanism
 from fedmpi.runtime.inspection.run_files import read_json_object
 from fedmpi.runtime.record.run_dir import PRIVACY, RELEASES, RunDirectory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these modules need optional packages
     from fedmpi.engine.federation import Federation
+    from fedmpi.engine.transport.gather_secure import MakeNoise
     from fedmpi.privacy.accountant import Sampling
-    from fedmpi.privacy.budget import Guarantee
+    from fedmpi.privacy.budget import Guarantee, PrivacyBudget
     from fedmpi.privacy.noise import NoiseKey
-    from fedmpi.runtime.build import Experiment
 
 
 def client_level_dp(settings: Settings) -> DpSettings | None:
@@ -42,25 +45,23 @@ def client_level_dp(settings: Settings) -> DpSettings | None:
     return dp if dp is not None and dp.unit == "client" else None
 
 
-def import_privacy() -> None:
-    """Raise UserError if the packages that the section `privacy` needs are not installed."""
-    try:
-        import cryptography  # noqa: F401
-        import dp_accounting  # noqa: F401
-    except ImportError as error:
+def check_packages() -> None:
+    """Raise UserError if the packages that differential privacy needs are not installed."""
+    missing = [name for name in ("cryptography", "dp_accounting") if find_spec(name) is None]
+    if missing:
         raise UserError(
-            f"privacy: the package {error.name} is not installed; install it with pip install 'fedmpi[privacy]'"
-        ) from error
+            f"privacy.dp needs the package {missing[0]}, which is not installed; run: pip install 'fedmpi[privacy]'"
+        )
 
 
 # ---- the mechanism ----
-def make_mechanism(settings: Settings, data: FederatedData) -> ClientMechanism:
-    """Make the mechanism of a run; `epsilon` is converted to the noise multiplier."""
+def make_mechanism(settings: Settings, data: FederatedData, guarantee: Guarantee) -> ClientMechanism:
+    """Make the mechanism of a run with this guarantee."""
     dp = client_level_dp(settings)
     assert dp is not None
     members, adaptive = expected_cohort_size(settings, data.clients), None
     total = members * float(client_weights(settings, data).mean())
-    multiplier = make_guarantee(settings, data).noise_multiplier
+    multiplier = guarantee.noise_multiplier
     if dp.adaptive is not None:
         noise = dp.adaptive.count_noise or members / 20
         adaptive = AdaptiveClip(dp.adaptive.quantile, dp.adaptive.lr, noise)
@@ -96,6 +97,26 @@ def released_weights(settings: Settings, data: FederatedData) -> Tensor | None:
     return weights / (expected_cohort_size(settings, data.clients) * float(weights.mean()))
 
 
+def make_client_noise(settings: Settings, data: FederatedData) -> MakeNoise | None:
+    """Return what draws each client's share of the noise, with secure aggregation; None if rank 0 draws the noise.
+
+    The shares of any `threshold` clients have the variance of the whole noise. They come from random keys that are not
+    kept.
+    """
+    dp, secagg = client_level_dp(settings), settings.privacy.secagg
+    if dp is None or secagg is None:
+        return None
+    from fedmpi.privacy.noise import draw_gaussian
+
+    mechanism = make_mechanism(settings, data, make_guarantee(settings, data))
+    std = mechanism.noise_multiplier * mechanism.clip / mechanism.total_weight / secagg.threshold**0.5
+
+    def make_noise(t: int, attempt: int, client: int, n: int) -> Tensor:
+        return draw_gaussian(secrets.token_bytes(32), n, std)
+
+    return make_noise
+
+
 def make_sampling(settings: Settings, clients: int) -> Sampling:
     """Return how clients are drawn, as the accountant needs it."""
     from fedmpi.privacy.accountant import Sampling
@@ -112,22 +133,24 @@ def make_sampling(settings: Settings, clients: int) -> Sampling:
 
 def make_guarantee(settings: Settings, data: FederatedData) -> Guarantee:
     """Make the guarantee of a run, with the given noise multiplier or the smallest one that reaches `epsilon`."""
-    from fedmpi.privacy.accountant import find_noise_multiplier
     from fedmpi.privacy.budget import Guarantee
 
     dp, cohort = client_level_dp(settings), settings.cohort
     assert dp is not None
-    sampling, m = (
-        make_sampling(settings, data.clients),
-        scheduler.cohort_size(data.clients, cohort.fraction, cohort.size),
-    )
+    m = scheduler.cohort_size(data.clients, cohort.fraction, cohort.size)
     cycle = -(-data.clients // m) if cohort.sampling == "cyclic" else 1
-    guarantee = Guarantee(dp.noise_multiplier or 1.0, dp.delta, sampling, dp.accountant, cycle)
+    bands = cycle if dp.mechanism == "banded" else 1
+    sampling = make_sampling(settings, data.clients)
+    guarantee = Guarantee(dp.noise_multiplier or 1.0, dp.delta, sampling, dp.accountant, cycle, bands)
     if dp.epsilon is None:
         return guarantee
-    steps = max(guarantee.count_steps(range(settings.rounds)), 1)
-    multiplier = find_noise_multiplier(dp.epsilon, dp.delta, sampling, steps, dp.accountant)
-    return Guarantee(multiplier, dp.delta, sampling, dp.accountant, cycle)
+    return replace(guarantee, noise_multiplier=guarantee.find_noise_multiplier(dp.epsilon, max(settings.rounds, 1)))
+
+
+def engine_sampling(settings: Settings) -> str:
+    """Return how the engine draws cohorts: as configured, but correlated noise needs the same order in all cycles."""
+    dp = client_level_dp(settings)
+    return "fixed_cycle" if dp is not None and dp.mechanism == "banded" else settings.cohort.sampling
 
 
 def hides_participation(settings: Settings, clients: int) -> bool:
@@ -138,23 +161,46 @@ def hides_participation(settings: Settings, clients: int) -> bool:
 
 
 # ---- the run ----
-def make_release(experiment: Experiment, key: NoiseKey | None = None, budget: Any = None) -> PrivateRelease:
+def make_release(
+    settings: Settings,
+    data: FederatedData,
+    messages: MessageLayouts,
+    key: NoiseKey | None = None,
+    budget: PrivacyBudget | None = None,
+) -> PrivateRelease:
     """Make what adds noise to the uploads of a run, on rank 0.
 
     Args:
+        messages: the layouts of the messages.
         key: the key of the noise; None: a random key, with which no run can be repeated.
         budget: the releases of the run so far; None: there are none.
     """
+    from fedmpi.privacy.banded import BandedNoise
     from fedmpi.privacy.budget import PrivacyBudget
     from fedmpi.privacy.noise import NoiseKey, new_run_id
 
-    settings, data = experiment.settings, experiment.data
     key = key or NoiseKey(secrets.token_bytes(32), new_run_id())
     budget = budget or PrivacyBudget(make_guarantee(settings, data))
-    return PrivateRelease(make_mechanism(settings, data), budget, key, experiment.model.buffer_layout)
+    mechanism, banded = make_mechanism(settings, data, budget.guarantee), None
+    if budget.guarantee.bands > 1:
+        upload = messages.upload_layout(0)
+        size = upload.packing.size - upload.payload_start
+
+        def draw(t: int) -> Tensor:
+            return key.gaussian(size, 1.0, "clients", t, budget.last_attempt(t))
+
+        banded = BandedNoise(budget.guarantee.coefficients, draw)
+    buffers = messages.model.buffer_layout
+    return PrivateRelease(mechanism, budget, key, buffers, banded, draws_noise=settings.privacy.secagg is None)
 
 
-def open_release(experiment: Experiment, directory: RunDirectory, identity: Mapping[str, str]) -> PrivateRelease | None:
+def open_release(
+    settings: Settings,
+    data: FederatedData,
+    messages: MessageLayouts,
+    directory: RunDirectory,
+    identity: Mapping[str, str],
+) -> PrivateRelease | None:
     """Make what adds noise to the uploads of a run with this directory; None without differential privacy of clients.
 
     Args:
@@ -166,7 +212,7 @@ def open_release(experiment: Experiment, directory: RunDirectory, identity: Mapp
     from fedmpi.privacy.budget import PrivacyBudget, RepeatedBudget
     from fedmpi.privacy.noise import NoiseKey, new_run_id
 
-    settings, dp = experiment.settings, client_level_dp(experiment.settings)
+    dp = client_level_dp(settings)
     if dp is None:
         return None
     repeated = None if settings.privacy.repeat is None else settings.working_dir / settings.privacy.repeat
@@ -177,16 +223,17 @@ def open_release(experiment: Experiment, directory: RunDirectory, identity: Mapp
         key = _load_key(settings, before, repeated or directory.path)
     else:
         key = NoiseKey.load(settings.privacy.noise_file, new_run_id())
-    guarantee = make_guarantee(settings, experiment.data)
+    guarantee = make_guarantee(settings, data)
     if repeated is not None:
         rows = RunDirectory(repeated).read_rows(RELEASES)
-        return make_release(experiment, key, RepeatedBudget(guarantee, [row["round"] for row in rows]))
+        return make_release(settings, data, messages, key, RepeatedBudget(guarantee, [row["round"] for row in rows]))
 
     def write(t: int, attempt: int) -> None:
         directory.append(RELEASES, {"round": t, "attempt": attempt})
 
     rounds = [row["round"] for row in directory.read_rows(RELEASES)]
-    release = make_release(experiment, key, PrivacyBudget(guarantee, dp.max_epsilon or dp.epsilon, rounds, write))
+    budget = PrivacyBudget(guarantee, dp.max_epsilon or dp.epsilon, rounds, write)
+    release = make_release(settings, data, messages, key, budget)
     if not before:
         directory.write_json(
             PRIVACY, {"run_id": key.run_id, "key_check": key.fingerprint, **describe_guarantee(release)}
@@ -205,6 +252,8 @@ def find_key_problem(run: Path, settings: Settings) -> str:
     recorded = read_json_object(run / PRIVACY)
     if recorded is None:
         return ""
+    if settings.privacy.secagg is not None:
+        return "with privacy.secagg, every client has added noise from a random key that was not kept"
     try:
         _load_key(settings, recorded, run)
     except UserError as error:
