@@ -114,6 +114,15 @@ def gather_classes():
     return found
 
 
+def hashes_with_secure_aggregation():
+    """Return the hashes of runs whose masked sums are in the memory of the CPU and of the GPU."""
+    config = settings("fedavg", model=WIDE, rounds=2, privacy={"secagg": {"threshold": 3}})
+    runs = [prepare(config, device=device) for device in (torch.device("cpu"), GPU)]
+    for it in runs:
+        it.fed.run()
+    return [it.hashes for it in runs]
+
+
 def scratch_memory():
     """Return the largest number of float64 entries that sums over 2,000 rows use."""
     rows = torch.randn(2000, 20_000).to(GPU)
@@ -272,7 +281,13 @@ def main():
             graph_results,
         ),
         *(batch_norm_without_cudnn, message_about_a_model_that_cannot_be_captured, waits_of_a_pack),
-        *(launches_of_an_epoch, uploads_of_an_epoch, pinned_memory, waits_for_uploads_of_a_pack),
+        *(
+            hashes_with_secure_aggregation,
+            launches_of_an_epoch,
+            uploads_of_an_epoch,
+            pinned_memory,
+            waits_for_uploads_of_a_pack,
+        ),
     )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))
 

@@ -156,6 +156,11 @@ def test_sums_on_a_gpu_use_bounded_memory(checks):
     assert seven == forty <= 2
 
 
+def test_masked_sums_on_a_gpu_have_the_same_bits(checks):
+    on_cpu, on_gpu = checks["hashes_with_secure_aggregation"]
+    assert on_cpu == on_gpu
+
+
 @pytest.mark.smoke
 def test_a_graph_is_one_launch_and_gives_the_same_bits(checks):
     found = checks["graph_results"]
