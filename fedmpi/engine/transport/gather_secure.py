@@ -154,7 +154,7 @@ class SecureGather(UploadGather):
             mine[k] = HEADER_FORMAT.pack(secrets.token_bytes(16), *self.headers[k])
         received, cohort, size = self._send_up("headers", mine, HEADER_FORMAT.size), self.context.cohort, 8
         text = self.attempt.to_bytes(size, "little") + b"".join(received[k] for k in cohort if self.comm.rank == 0)
-        text = self._send_down("headers", dict.fromkeys(self.clients_of, text), size + len(cohort) * HEADER_FORMAT.size)
+        text = self._send_to_all("headers", text, size + len(cohort) * HEADER_FORMAT.size)
         parts = split_message(text[size:], HEADER_FORMAT.size, cohort)
         for k, header in mine.items():
             if parts[k] != header:
@@ -173,7 +173,7 @@ class SecureGather(UploadGather):
 
         sent = self._send_up("keys", {k: c.advertise_keys() for k, c in clients.items()}, KEYS_MESSAGE_BYTES)
         text = b"".join(server.collect_keys(sent)[k] for k in cohort) if is_root else b""
-        text = self._send_down("keys", dict.fromkeys(self.clients_of, text), KEYS_MESSAGE_BYTES * len(cohort))
+        text = self._send_to_all("keys", text, KEYS_MESSAGE_BYTES * len(cohort))
         keys = split_message(text, KEYS_MESSAGE_BYTES, cohort)
 
         others = {k: [other for other in cohort if other != k] for k in cohort}
@@ -215,7 +215,7 @@ class SecureGather(UploadGather):
             return dict.fromkeys(survivors, bytes(SIGNATURE_BYTES))
         sent = self._send_up("confirm", mine, SIGNATURE_BYTES, survivors)
         text = join_messages(server.collect_confirmations(sent), survivors) if self.comm.rank == 0 else b""
-        text = self._send_down("confirm", dict.fromkeys(self.clients_of, text), SIGNATURE_BYTES * len(survivors))
+        text = self._send_to_all("confirm", text, SIGNATURE_BYTES * len(survivors))
         return split_message(text, SIGNATURE_BYTES, survivors)
 
     # ---- vectors ----
@@ -301,7 +301,7 @@ class SecureGather(UploadGather):
         return messages
 
     def _send_down(self, what: str, texts: Mapping[int, bytes], size: int) -> bytes:
-        """Send one message from rank 0 to each rank that has clients; return that of this rank, or rank 0's own text.
+        """Send one message from rank 0 to each rank that has clients; return that of this rank, b"" if it has none.
 
         Args:
             texts: rank -> its message, on rank 0.
@@ -311,10 +311,15 @@ class SecureGather(UploadGather):
         if comm.rank == 0:
             comm.message_info = self.context.t, (f"secagg {what}",)
             comm.exchange([(rank, self._as_tensor(text)) for rank, text in texts.items() if rank], [])
-            return texts.get(0) or next(iter(texts.values()))
+            return texts.get(0, b"")
         buffer = self._bytes_buffer(size)
         comm.exchange([], [(0, buffer)])
         return self._as_bytes(buffer)
+
+    def _send_to_all(self, what: str, text: bytes, size: int) -> bytes:
+        """Send the same message of `size` bytes from rank 0 to all ranks that have clients, and return it."""
+        received = self._send_down(what, dict.fromkeys(self.clients_of, text), size)
+        return received if self.comm.rank else text
 
     def _bytes_buffer(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.comm.device)

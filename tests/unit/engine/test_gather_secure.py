@@ -138,13 +138,13 @@ def test_a_round_in_which_a_rank_is_asked_to_stop_releases_nothing(monkeypatch):
 
 def test_a_server_that_repeats_old_headers_is_refused(monkeypatch):
     """Otherwise the session would have the identifier of an old one, and old signatures would be valid."""
-    send_down, old = gather_secure.SecureGather._send_down, []
+    send, old = gather_secure.SecureGather._send_to_all, []
 
-    def replay(self, what, texts, size):
-        old.append(texts)
-        return send_down(self, what, old[0] if what == "headers" else texts, size)
+    def replay(self, what, text, size):
+        old.append(text)
+        return send(self, what, old[0] if what == "headers" else text, size)
 
-    monkeypatch.setattr(gather_secure.SecureGather, "_send_down", replay)
+    monkeypatch.setattr(gather_secure.SecureGather, "_send_to_all", replay)
     it = prepare(secure_settings(seed=1, cohort={"fraction": 1.0}, threshold=5))
     with pytest.raises(UserError, match=r"round 1: .* the server has not passed on the header of client 0"):
         it.fed.run()
@@ -235,6 +235,20 @@ def test_too_few_survivors_release_nothing(monkeypatch):
     with pytest.raises(UserError, match=message):
         it.fed.run()
     assert [row["round"] for row in it.rows] == [0]
+
+
+def test_poisson_cohorts_are_summed_until_one_is_too_small():
+    it = prepare(secure_settings(threshold=2, rounds=50, cohort={"fraction": 0.5, "sampling": "poisson"}))
+    sizes = [len(it.fed.scheduler.cohort(t)) for t in range(50)]
+    assert max(sizes) > 4  # the threshold is then above half of the clients
+    end = next(t for t, m in enumerate(sizes) if m < 2)
+    message = f"round {end}: privacy.secagg.threshold is 2, but only {sizes[end]} clients take part"
+    with pytest.raises(UserError, match=message):
+        it.fed.run()
+    it = prepare(secure_settings(threshold=2, rounds=1, cohort={"fraction": 0.5, "sampling": "poisson"}))
+    it.fed.scheduler.cohort = lambda t: []
+    with pytest.raises(UserError, match="only 0 clients take part"):
+        it.fed.run()
 
 
 def fail_three_clients(honest):
