@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmpi import methods, tasks
+from fedmpi import tasks
 from fedmpi.aggregation import rules
 from fedmpi.aggregation.lora import LoraAggregation
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
@@ -41,6 +41,7 @@ from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime import compatibility, private_runs
 from fedmpi.runtime.adapter_checks import check_adapters
+from fedmpi.runtime.build_method import make_method
 from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
 from fedmpi.runtime.clients_per_pass import choose_clients_per_pass
 from fedmpi.runtime.privacy_checks import check_client_level_privacy
@@ -146,57 +147,6 @@ class Experiment:
             and not reads_rows
             and (ranks == 1 or not self.settings.server.trains_clients)
         )
-
-
-def make_method(
-    settings: Settings,
-    choice: registry.ComponentSection | None = None,
-    origins: Mapping[str, str] | None = None,
-    where: str = "method",
-) -> Method:
-    """Make the configured method and any methods that its options name, and check their hyperparameters.
-
-    Args:
-        choice: Name and options of the method; default: the section `method` of the settings.
-        origins: A dict from option to the file and line in which it was set; the key "" stands for the method's name.
-        where: The config key that names the method, for error messages.
-
-    Raises:
-        UserError: The name or an option is unknown or invalid, or the class is not a subclass of `Method`.
-    """
-    choice, origins = choice or settings.method, settings.key_origins("method") if origins is None else origins
-    kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
-    target = registry.load_object(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
-    if not (isinstance(target, type) and issubclass(target, Method)):
-        raise UserError(
-            f"{where}.name: {choice.selected_name} is not a subclass of fedmpi.Method; set {where}.name to the name of "
-            "such a class"
-        )
-    inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
-    plain = {key: value for key, value in choice.options.items() if key not in inner}
-    construct = registry.make_component(
-        kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins
-    )
-    options = dict[str, Method]()
-    for key in inner & {*choice.options}:  # the value is a name, {name, ...options}, or null for no method
-        given, at = choice.options[key], origins.get(key, "")
-        section = dict(given) if isinstance(given, dict) else {"name": given}
-        name = section.pop("name", None)
-        if name is not None:
-            own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
-            selection = registry.Selection(str(name), section)
-            options[key] = make_method(settings, selection, own | {"": own.get("name", at)}, f"{where}.{key}")
-        elif section:
-            raise UserError(
-                f"{locate_key(at, f'{where}.{key}')}: name is missing; it is required when options (here "
-                f"{', '.join(section)}) are given"
-            )
-    try:
-        with seeds.temporary_seed(settings.seed, "method"), add_error_context(f"{where}: {choice.selected_name}"):
-            method: Method = construct(**options)
-    except RuntimeError as error:  # raised for a mistake in the class itself (Method.__new__)
-        raise UserError(str(error)) from error
-    return method
 
 
 def make_experiment(settings: Settings, data: FederatedData, device: torch.device) -> Experiment:

@@ -36,6 +36,7 @@ from fedmpi.engine.private_release import PrivateRelease
 from fedmpi.runtime import (
     build,
     build_data,
+    build_method,
     checkpoints,
     code_trust,
     memory,
@@ -145,7 +146,7 @@ def _run(
     device, experiment = choose_device(settings, job), None
     digests = rank_agreement.compute_code_digests(settings.model.name)
     if settings.data.silos:
-        build.make_method(settings)
+        build_method.make_method(settings)
     else:
         data = build_data.build_partitioned_data(settings)
         if job.size > 1 or settings.checkpoint.every:  # otherwise they are not compared
@@ -260,7 +261,7 @@ def _set_up_files_and_restore(
     if comm.audit is not None:  # written on this host if it does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
     if silos:
-        write_own_preprocessing(path, settings, experiment.data)
+        write_own_preprocessing(path, resolve_settings(settings), experiment.data)
     if settings.trace and path.is_dir() and not fed.config.withholds_participation:
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head)

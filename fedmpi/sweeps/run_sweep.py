@@ -14,7 +14,7 @@ from fedmpi.common.formatting import format_duration
 from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.text import choose_main_metric, format_metric, pluralize
 from fedmpi.config import Settings
-from fedmpi.runtime import build
+from fedmpi.runtime import build_method
 from fedmpi.runtime.inspection import run_files
 from fedmpi.runtime.record import atomic_files, lock
 from fedmpi.runtime.record.summary import metric_names
@@ -187,7 +187,7 @@ def validate_sweep(sweep: Sweep, print_line: PrintLine) -> None:
             if not _is_missing_data(error):
                 raise UserError(f"{error}\n  in the run {settings.name}") from error
             missing_data_error = missing_data_error or error
-            build.make_method(settings)  # names and options can be checked without data
+            build_method.make_method(settings)  # names and options can be checked without data
             for kind, selection, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
                 registry.make_component(kind, selection, settings.key_origins(key))
     if missing_data_error:

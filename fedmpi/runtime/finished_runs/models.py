@@ -32,7 +32,7 @@ from fedmpi.engine.federation import Federation
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import FeaturesAndHead
-from fedmpi.runtime import build, build_data, build_model, checkpoints, code_trust, rank_agreement
+from fedmpi.runtime import build, build_data, build_method, build_model, checkpoints, code_trust, rank_agreement
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import ClientStateFiles
 from fedmpi.runtime.device import configure_numerics
@@ -102,7 +102,7 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
             f"{run_dir}: its model file contains adapters only, and the folder {folder} with the base model does not "
             "exist; start in the folder in which the run was started, or override model.name=hf:FOLDER"
         )
-    module = build_model.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype, base)
+    module = build_model.make_prepared_module(settings, build_method.make_method(settings), shape, classes, dtype, base)
     if settings.model.lora is not None:
         frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         check_base_model(run_dir, frozen)
@@ -220,7 +220,7 @@ def _rebuild_experiment(
     run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray
 ) -> Experiment:
     """Build the experiment of a run; data are read only if the method's hooks for client models may use them."""
-    method, device = build.make_method(settings), torch.device("cpu")
+    method, device = build_method.make_method(settings), torch.device("cpu")
     is_foreign = any(
         where.startswith("method") for where in code_trust.find_external_code(settings.model_dump(mode="json"))
     )

@@ -136,7 +136,7 @@ class Recorder(CheckpointRecorder):
         directory.write("config.yaml", to_yaml(redact(resolve_settings(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
-        write_preprocessing(directory, settings, experiment.data)
+        write_preprocessing(directory, resolve_settings(settings), experiment.data)
         copies = code_trust.copy_plugins(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
         cut = settings.data.partition

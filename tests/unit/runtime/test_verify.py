@@ -20,7 +20,7 @@ from fedmpi.runtime.record.run_dir import CHECKSUMS, compute_checksums
 
 CONFIG = """\
 rounds: 6
-data: {source: digits, partition: {scheme: dirichlet, clients: 3}, validation: 0.1}
+data: {source: digits, partition: {scheme: dirichlet, clients: 3}, validation: 0.1, augment: [{random_crop: 8}]}
 model: {name: "%s/net.py:net"}
 method: {name: scaffold}
 train: {batch_size: 200, momentum: 0.0}
