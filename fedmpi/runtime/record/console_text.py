@@ -197,12 +197,8 @@ def format_results(
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *metrics))
         lines += format_table(cells)
     gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
-    best, up, down, dp = (
-        result["best_model"],
-        result["up_parameters"],
-        result["down_parameters"],
-        experiment.settings.privacy.dp,
-    )
+    best, dp = result["best_model"], experiment.settings.privacy.dp
+    up, down = (result.get(f"{way}_parameters") for way in ("up", "down"))
     texts = [
         headline in result["last"] and _format_main_metric(rows, result, headline),
         result["diverged"] is not None and f"training diverged from round {result['diverged']} on (see the warning)",
@@ -213,7 +209,7 @@ def format_results(
         best
         and f"best model: {format_metric(best['metric'], best['value'], 4)} {best['metric']} in round {best['round']} "
         f"({best['file']})",
-        up and f"clients sent {up:,} and received {down:,} parameters",
+        up is not None and f"clients sent {up:,} and received {down:,} parameters",
         dp and "epsilon" in result and f"privacy: epsilon {result['epsilon']:.4g} at delta {dp.delta:g}",
         result["exit_reason"] != "finished"
         and f"stopped early ({result['exit_reason']}): {result['rounds']} of {experiment.settings.rounds} rounds are "

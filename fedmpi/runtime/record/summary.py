@@ -48,7 +48,8 @@ def summarize_run(
         client_errors     number of refused uploads caused by an error while the client trained
         lost_ranks   rank -> round of its last failure
         epsilon      epsilon of differential privacy after the last round; absent without it
-        wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
+        wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds; only
+                     wall_s if the others would reveal which clients took part (privacy.dp)
 
     The file also contains the result of `traffic_of_client`, which does not depend on the rows.
     """
@@ -79,6 +80,8 @@ def summarize_run(
     if rows and "epsilon" in rows[-1]:
         facts["epsilon"] = rows[-1]["epsilon"]
     for name in SUMMED_NAMES:
+        if rows and not any(name in row for row in rows):  # withheld, because it depends on who took part
+            continue
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
 
