@@ -65,14 +65,14 @@ class ClientMechanism:
 def clip_vector(x: Tensor, clip: Tensor | float) -> Tensor:
     """Scale a vector in place so that its norm is at most `clip`; a vector with nan or inf becomes zero.
 
-    Nothing is copied from a GPU to the CPU.
+    A vector is also set to zero if its norm is so large that the scale would be a subnormal number, which is too
+    inexact for the bound. Nothing is copied from a GPU to the CPU.
 
     Returns:
         () b_k of equation (2): 1/2 if the norm was at most `clip` before, otherwise -1/2.
     """
     norm = torch.linalg.vector_norm(x, dtype=torch.float64)
-    finite = norm.isfinite()
-    within = finite & (norm <= clip)
+    within = norm <= clip  # false if the norm is nan
     scale = torch.where(within, torch.ones_like(norm), ROUNDING_MARGIN * clip / norm)
-    x.mul_(scale.to(x.dtype)).masked_fill_(~finite, 0)
+    x.mul_(scale.to(x.dtype)).masked_fill_(~(scale >= torch.finfo(x.dtype).tiny), 0)
     return within.to(x.dtype) - 0.5

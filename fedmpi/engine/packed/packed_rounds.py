@@ -148,11 +148,12 @@ def _make_single_client_trainers(
 
 
 def _uploads_are_differences(fit: PackedFit) -> bool:
-    """Return whether uploads consist of w - w0 only, w0 is the same for all clients, and clients keep no state."""
+    """Return whether uploads are w - w0 as it is, w0 is the same for all clients, and clients keep no state."""
     trainer, first = fit.trainer, fit.clients[0]
     upload, method = trainer.messages.upload_layout(first.round), trainer.method
     only_dw = [name for name in upload.packing.shapes if name[:1] != "_"] == ["dw"] and upload.codec is None
     stateless = not len(first.state_row) and not any(overrides(method, hook) for hook in ("initial_weights", "upload"))
+    only_dw = only_dw and not trainer.bounds_uploads  # otherwise each upload is clipped
     return only_dw and upload.w.selects_all and stateless and all(k.w0 is first.w0 for k in fit.clients)
 
 
