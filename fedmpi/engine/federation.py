@@ -282,9 +282,11 @@ class Federation:
         for k, s in zip(cohort, seconds, strict=True):
             busy_s[placement[k]] += s
         absent = [k for k in self.scheduler.sample_cohort(t) if k not in cohort]
+        budget = self.control.privacy_budget
         row = {
             "round": t,
             **recorded,
+            **({} if budget is None else {"epsilon": budget.epsilon}),
             "cohort": list(cohort),
             "refused": refused,
             **({"lost": absent} if absent else {}),

@@ -10,11 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from fedmpi.comm import Communicator
 from fedmpi.engine.client_states import MoveLog
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.scheduler import ClientScheduler
+
+if TYPE_CHECKING:  # needs the packages of fedmpi[privacy]
+    from fedmpi.privacy.budget import PrivacyBudget
 
 
 class RoundCommand(IntEnum):
@@ -61,6 +65,8 @@ class RoundControl:
                 self.opened_at = time.perf_counter()
                 self._decided = t, self._decide(t)
             number = self._decided[1]
+            if number % FURTHER_MESSAGE == TRAIN and self.states.trainer.private_steps is not None:
+                self.states.trainer.private_steps.record_release(t)  # before clients train
         if t > self.first_round:
             self.transport.changed_groups = self.transport.messages.groups_in_round(t - 1)
         number = int(self.transport.broadcast(float(number), self.server))
@@ -82,6 +88,13 @@ class RoundControl:
         if command is TRAIN and self.states.trainer.private_steps is not None:
             self.states.trainer.private_steps.attempts[t] += 1
         return command
+
+    @property
+    def privacy_budget(self) -> PrivacyBudget | None:
+        """On rank 0: the releases of differential privacy so far; None without it."""
+        assert self.server is not None
+        steps = self.states.trainer.private_steps
+        return self.server.privacy.budget if self.server.privacy else steps and steps.budget
 
     def mark_round_begun(self, t: int) -> None:
         """Record that round t has begun on this rank; client states moved so far stay on their new ranks."""
@@ -126,7 +139,8 @@ class RoundControl:
             return RoundCommand.DIVERGED + message
         if self.server.best and self.server.best.should_stop():
             return RoundCommand.EARLY_STOPPED + message
-        if self.server.privacy and not self.server.privacy.budget.permits_round(t):
+        budget = self.privacy_budget
+        if budget is not None and not budget.permits_round(t):
             return RoundCommand.BUDGET_SPENT + message
         self._rank_costs = self.scheduler.choose_rank_costs(t)
         return TRAIN + (FURTHER_MESSAGE if self._rank_costs != self.scheduler.rank_costs else message)

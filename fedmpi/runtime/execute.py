@@ -191,7 +191,8 @@ def _run(
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank failure will end this run: {no_regroup}", stacklevel=2)
     if experiment.private_steps is not None:
-        sample_privacy.set_noise_key(settings, experiment.private_steps, comm)
+        run_directory = recorder.directory if isinstance(recorder, Recorder) else None
+        sample_privacy.set_noise_key(experiment, comm, run_directory, identity)
     fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup, privacy)
     after = _set_up_files_and_restore(experiment, fed, recorder, is_resumed)
     if isinstance(recorder, Recorder):

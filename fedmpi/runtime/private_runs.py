@@ -218,9 +218,9 @@ def open_release(
     repeated = None if settings.privacy.repeat is None else settings.working_dir / settings.privacy.repeat
     before = read_json_object((repeated or directory.path) / PRIVACY) or {}
     if repeated is not None:
-        _check_same_computation(repeated, identity, settings)
+        check_same_computation(repeated, identity, settings)
     if before:
-        key = _load_key(settings, before, repeated or directory.path)
+        key = load_key(settings, before, repeated or directory.path)
     else:
         key = NoiseKey.load(settings.privacy.noise_file, new_run_id())
     guarantee = make_guarantee(settings, data)
@@ -254,14 +254,16 @@ def find_key_problem(run: Path, settings: Settings) -> str:
         return ""
     if settings.privacy.secagg is not None:
         return "with privacy.secagg, every client has added noise from a random key that was not kept"
+    if recorded.get("keys_differ"):
+        return "the ranks have drawn the noise of their clients from different keys"
     try:
-        _load_key(settings, recorded, run)
+        load_key(settings, recorded, run)
     except UserError as error:
         return str(error)
     return ""
 
 
-def _load_key(settings: Settings, recorded: Mapping[str, Any], run: Path) -> NoiseKey:
+def load_key(settings: Settings, recorded: Mapping[str, Any], run: Path) -> NoiseKey:
     """Load the key of a run that exists already; raise UserError if the file contains another key.
 
     Args:
@@ -279,7 +281,7 @@ def _load_key(settings: Settings, recorded: Mapping[str, Any], run: Path) -> Noi
     return key
 
 
-def _check_same_computation(repeated: Path, identity: Mapping[str, str], settings: Settings) -> None:
+def check_same_computation(repeated: Path, identity: Mapping[str, str], settings: Settings) -> None:
     """Raise UserError if settings, code or data differ from those of the run whose noise is drawn again.
 
     The same noise with other data would reveal the difference between the two results.

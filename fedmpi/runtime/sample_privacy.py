@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from inspect import isfunction, signature
@@ -25,12 +25,16 @@ from fedmpi.engine import scheduler
 from fedmpi.engine.hook_checks import METHODS_WITH_PRIVATE_STEPS
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.method.base import LABEL_COUNTS, VALIDATION, Method, overrides
+from fedmpi.runtime import private_runs
+from fedmpi.runtime.inspection.run_files import read_json_object
+from fedmpi.runtime.record.run_dir import PRIVACY, RELEASES, RunDirectory
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 
 if TYPE_CHECKING:  # needs the packages of fedmpi[privacy]
     from fedmpi.engine.local.private_steps import PrivateSteps
     from fedmpi.privacy.sample_level import SampleGuarantee
+    from fedmpi.runtime.build import Experiment
 
 SERVER_HOOKS = {"prepare_model", "shared_parts", "download", "aggregate"}
 # Members of a hook's `client` that read the client's samples outside of steps.
@@ -123,12 +127,76 @@ def describe_guarantee(
     }
 
 
-def set_noise_key(settings: Settings, steps: PrivateSteps, comm: Communicator) -> None:
-    """Load this rank's key for batches and noise; rank 0 draws an identifier that is new in each job of a run."""
-    from fedmpi.privacy.noise import NoiseKey, new_run_id
+def set_noise_key(
+    experiment: Experiment, comm: Communicator, directory: RunDirectory | None, identity: Mapping[str, str]
+) -> None:
+    """Load this rank's key for batches and noise, with the identifier of the run; on rank 0 also open the budget.
 
-    run_id = comm.broadcast_json({"run_id": new_run_id()} if comm.rank == 0 else {})["run_id"]
-    steps.key = NoiseKey.load(settings.privacy.noise_file, run_id)
+    Args:
+        directory: the run directory, on rank 0; None on other ranks.
+        identity: the settings of the run, and digests of its code and data.
+
+    Raises:
+        UserError: this rank's key cannot be read, or rank 0's key is another one than in the run that is resumed or
+            repeated.
+    """
+    settings, steps = experiment.settings, experiment.private_steps
+    from fedmpi.privacy.noise import NoiseKey
+
+    start: dict[str, Any] = {}
+    if directory is not None:
+        start = _open_budget(settings, steps, directory, identity)
+    start = comm.broadcast_json(start)
+    steps.key = NoiseKey.load(settings.privacy.noise_file, start["run_id"], create=not start["exists"])
+    steps.attempts = Counter(dict(map(tuple, start["attempts"])))
+    checks = comm.allgather_bytes(steps.key.fingerprint.encode(), settings.comm.start_timeout_s)
+    if directory is not None and steps.budget is not None and not start["exists"]:
+        keys = {"run_id": steps.key.run_id, "key_check": steps.key.fingerprint, "keys_differ": len({*checks}) > 1}
+        rounds, names = range(settings.rounds), experiment.data.site_names
+        planned = describe_guarantee(make_guarantee(settings, steps), rounds, names)
+        directory.write_json(PRIVACY, {**keys, **planned, "noise_multipliers": _noise_multipliers(steps)})
+
+
+def _open_budget(
+    settings: Settings, steps: PrivateSteps, directory: RunDirectory, identity: Mapping[str, str]
+) -> dict[str, Any]:
+    """Open the budget on rank 0; return the identifier of the run, whether it existed before, and its attempts."""
+    from fedmpi.privacy.budget import PrivacyBudget, RepeatedBudget
+    from fedmpi.privacy.noise import new_run_id
+
+    dp = settings.privacy.dp
+    assert dp is not None
+    guarantee: Any = make_guarantee(settings, steps)  # the budget only asks for the epsilon of rounds
+    source, repeat = directory, settings.privacy.repeat
+    if repeat is not None:
+        source = RunDirectory(settings.working_dir / repeat)
+        private_runs.check_same_computation(source.path, identity, settings)
+    before = read_json_object(source.path / PRIVACY) or {}
+    if before:
+        private_runs.load_key(settings, before, source.path)
+        if before.get("noise_multipliers") != _noise_multipliers(steps):
+            raise UserError(
+                f"privacy.dp.epsilon: {source.path} began with noise for another number of rounds, and epsilon is only "
+                "known for the noise with which it began; undo the change of rounds, or start a new run"
+            )
+    rounds = [row["round"] for row in source.read_rows(RELEASES)]
+    attempts = Counter(rounds)
+    if repeat is not None:
+        steps.budget = RepeatedBudget(guarantee, rounds)
+        attempts.subtract({*rounds})  # a round is repeated with the noise of its last attempt
+    else:
+
+        def write(t: int, attempt: int) -> None:
+            directory.append(RELEASES, {"round": t, "attempt": attempt})
+
+        steps.budget = PrivacyBudget(guarantee, dp.max_epsilon or dp.epsilon, rounds, write)
+    run_id = before.get("run_id") or new_run_id()
+    return {"run_id": run_id, "exists": bool(before), "attempts": [*attempts.items()]}
+
+
+def _noise_multipliers(steps: PrivateSteps) -> list[float]:
+    """Return the noise multiplier of each client."""
+    return [steps.mechanism.noise_multiplier_of(k) for k in range(len(steps.mechanism.rates))]
 
 
 def _draw_cohort(settings: Settings, clients: int, t: int) -> list[int]:

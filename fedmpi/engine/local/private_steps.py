@@ -30,9 +30,12 @@ from fedmpi.engine.packed.vmap_steps import BatchedClientView
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method
 from fedmpi.models.net import FeaturesAndHead
+from fedmpi.privacy.budget import PrivacyBudget
 from fedmpi.privacy.noise import NoiseKey
 from fedmpi.privacy.sample_level import SampleMechanism
 
+# On a CPU, gradients of single samples with more entries than this are computed one by one, which is then faster.
+MAX_VMAP_ENTRIES_ON_CPU = 1 << 18
 MAX_GRADIENT_ENTRIES = 1 << 26  # gradients of single samples that are in memory at once: 256 MiB in float32
 MAX_ENTRIES_PER_DRAW, MAX_STEPS_PER_DRAW = 1 << 16, 64  # of random numbers that are drawn at once
 SampleGradients = Callable[[Tensor, Tensor], Tensor]  # x (B, ...), y (B, ...) -> gradients (B, d)
@@ -56,17 +59,24 @@ class PrivateSteps:
     """Draws the batches of DP-SGD and computes the gradients of its steps, for the clients of one rank."""
 
     def __init__(self, mechanism: SampleMechanism) -> None:
-        """Create the steps; `key` is set when the run has an identifier.
+        """Create the steps; `key` and `budget` are set when the run has an identifier.
 
         Attributes:
             key: the key from which batches and noise are derived.
             attempts: round -> number of times that it was begun. It distinguishes the noise of a round that is repeated
                 after a failure from that of the first attempt.
+            budget: the releases of the run so far; None except on rank 0 of a run.
         """
         self.mechanism = mechanism
         self.key: NoiseKey | None = None
+        self.budget: PrivacyBudget | None = None
         self.attempts = Counter[int]()
         self._vmap_works: bool | None = None  # None: not yet known
+
+    def record_release(self, t: int) -> None:
+        """Record, on rank 0, that clients are about to train in round t."""
+        if self.budget is not None:
+            self.budget.record_release(t)
 
     def iterate_batches(self, client: ClientContext, epochs: int | None) -> Iterator[tuple[Any, Tensor]]:
         """Yield the Poisson batch (x, y) of each step of a fit(), with its rows in ascending order; it may be empty.
@@ -154,13 +164,14 @@ class PrivateSteps:
 
     # ---- the gradients of single samples ----
     def _supports_vmap(self, client: ClientContext, method: Method) -> bool:
-        """Return whether torch.vmap supports model and method; this is tried once, on the client's first sample."""
+        """Return whether to use torch.vmap; whether model and method permit it is tried once, on a sample."""
         if self._vmap_works is None and client.n:
             trainer, module = client.trainer, client.trainer.model.module
             self._vmap_works = not (
                 trainer.checkpoints_activations
                 or isinstance(trainer.data.input_shape, dict)
                 or any(isinstance(part, nn.RNNBase) for part in module.modules())
+                or (client.w.is_cpu and len(client.w) > MAX_VMAP_ENTRIES_ON_CPU)
             )
             if self._vmap_works:
                 x, y = _read_batch(trainer.data.train[client.id], torch.zeros(1, dtype=torch.int64), None)

@@ -255,8 +255,9 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         return findings.add_altered(f"no summary can be computed from metrics.jsonl and faults.jsonl ({error})")
     written = read_json_object(run / "summary.json") or {}
-    # The traffic of a client follows from the settings and the model.
-    written = {key: value for key, value in written.items() if not key.startswith("client_") or key in recomputed}
+    # The traffic of a client, and the guarantee of differential privacy, follow from the settings and the model.
+    others = [key for key in written if key.startswith("client_") or key == "privacy"]
+    written = {key: value for key, value in written.items() if key not in others or key in recomputed}
     was, now = (flatten(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
     for key in {**now, **was}:
         if was.get(key) != now.get(key):

@@ -32,6 +32,7 @@ from fedmpi.runtime.record.metadata import resolve_settings
 from fedmpi.runtime.record.run_dir import BEST, CHECKSUMS, INITIAL, RunDirectory, compute_checksums
 from fedmpi.runtime.record.saved_model import describe_best_model, describe_personal_models
 from fedmpi.runtime.record.summary import metric_names, summarize_run, traffic_of_client
+from fedmpi.runtime.sample_privacy import describe_guarantee
 
 CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl, enough for the largest number of clients shown
 
@@ -200,8 +201,9 @@ class Recorder(CheckpointRecorder):
         elif reason == "diverged":
             ended = f"diverged: {fed.reporter.divergence.message}"
         elif reason == "budget_spent":
-            assert fed.server.privacy is not None
-            ended = f"budget_spent: a further round would exceed epsilon {fed.server.privacy.budget.max_epsilon:g}"
+            budget = fed.control.privacy_budget
+            assert budget is not None
+            ended = f"budget_spent: a further round would exceed epsilon {budget.max_epsilon:g}"
         elif reason == "early_stopped" and best:
             ended = f"early_stopped: {best.stop_reason}"
         result = self._write_summary(ended)
@@ -251,6 +253,9 @@ class Recorder(CheckpointRecorder):
         best = describe_best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
         result = summarize_run(rows, metric_names(rows, self.metrics), exit_reason, lost, best, lower_is_better)
         experiment = self.experiment
+        if experiment.private_steps is not None and experiment.private_steps.budget is not None:
+            budget: Any = experiment.private_steps.budget
+            result["privacy"] = describe_guarantee(budget.guarantee, budget.rounds, experiment.data.site_names)
         result |= traffic_of_client(experiment.messages, experiment.settings.rounds, experiment.itemsize)
         directory.write_json("summary.json", result)  # the last file before the checksums of all files are computed
         directory.write_json(CHECKSUMS, compute_checksums(directory.path))

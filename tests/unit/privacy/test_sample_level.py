@@ -1,11 +1,12 @@
 """privacy.dp.unit: sample: the gradients, batches and noise of DP-SGD, and what it does not permit."""
 
+import json
 import math
 from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import prepare, settings
+from helpers import fedmpi, prepare, settings
 from scipy.stats import binom, chi2
 from thread_ranks import run_in_threads
 from torch import nn
@@ -127,6 +128,7 @@ def rows_of(it, k, n=12):
 @pytest.mark.parametrize("net", ["mlp", "cnn", "group", "logistic"])
 def test_gradients_equal_those_of_single_backward_passes(net, way, monkeypatch):
     monkeypatch.setattr(private_steps, "MAX_GRADIENT_ENTRIES", 6000)  # several chunks
+    monkeypatch.setattr(private_steps, "MAX_VMAP_ENTRIES_ON_CPU", 10**9)
     side = 28 if net == "cnn" else 8
     rows = torch.randn(40, 1, side, side), torch.arange(40) % 4
     data = split(Dataset(*rows, *rows, 4), "iid", 2, 0, "aligned")
@@ -352,6 +354,69 @@ def test_dropout_differs_between_samples():
 def test_methods_that_read_samples_in_steps_only_are_permitted(method):
     it = run(private(method, rounds=2))
     assert it.fed.server.w.isfinite().all()
+
+
+CONFIG = """\
+rounds: 3
+data: {source: digits, partition: {scheme: iid, clients: 4}}
+model: {name: mlp, hidden: [8]}
+method: {name: scaffold}
+train: {batch_size: 32, lr: 0.1, momentum: 0.0}
+privacy: {dp: {unit: sample, clip: 1.0, epsilon: 8, delta: 1.0e-4, accountant: rdp}}
+"""
+
+
+def command(*words):
+    """Run a command of fedmpi, and return what it printed."""
+    result = fedmpi(*words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def test_a_run_states_epsilon_and_can_be_verified_with_its_key(tmp_path):
+    config, place = tmp_path / "run.yaml", [f"output={tmp_path}", f"privacy.noise_file={tmp_path / 'noise'}"]
+    config.write_text(CONFIG)
+    assert "privacy: epsilon 7.9" in command("run", config, *place)
+    directory = tmp_path / "run"
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((directory / "summary.json").read_text())
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] == summary["epsilon"] <= 8
+    assert summary["privacy"]["epsilon"] == summary["epsilon"]
+    assert [client["steps_per_round"] for client in summary["privacy"]["clients"].values()] == [12] * 4
+    assert "train_loss" not in rows[0]
+    assert "3 rounds replayed: the same bits" in command("verify", directory, "--rounds", "all")
+    command("run", config, *place, "name=short", "privacy.dp.max_epsilon=7")
+    short = json.loads((tmp_path / "short" / "summary.json").read_text())
+    assert short["exit_reason"] == "budget_spent: a further round would exceed epsilon 7"
+    assert short["rounds"] < 3
+    assert short["epsilon"] <= 7
+
+
+def test_a_resumed_run_has_other_noise_in_rounds_that_it_repeats(tmp_path):
+    config, place = tmp_path / "run.yaml", [f"output={tmp_path}", f"privacy.noise_file={tmp_path / 'noise'}"]
+    config.write_text(CONFIG.replace("epsilon: 8", "noise_multiplier: 1.0"))
+    command("run", config, *place)
+    directory = tmp_path / "run"
+    before = json.loads((directory / "summary.json").read_text())["epsilon"]
+    (directory / "releases.jsonl").open("a").write('{"round": 3, "attempt": 0}\n')  # the run was killed in round 3
+    command("resume", directory, "rounds=4")
+    rows = [json.loads(line) for line in (directory / "releases.jsonl").read_text().splitlines()]
+    assert rows[-2:] == [{"round": 3, "attempt": 0}, {"round": 3, "attempt": 1}]
+    guarantee = json.loads((directory / "summary.json").read_text())["privacy"]
+    q, n = guarantee["clients"]["0"]["sampling_rate"], 5 * 12  # both attempts count
+    assert guarantee["epsilon"] > before
+    assert guarantee["clients"]["0"]["epsilon"] == pytest.approx(
+        compute_epsilon(1.0, 1e-4, Sampling("poisson", q), n, "rdp"), rel=0.02
+    )
+
+
+def test_the_noise_of_a_run_cannot_change_when_it_is_resumed(tmp_path):
+    config, place = tmp_path / "run.yaml", [f"output={tmp_path}", f"privacy.noise_file={tmp_path / 'noise'}"]
+    config.write_text(CONFIG)
+    command("run", config, *place)
+    result = fedmpi("resume", tmp_path / "run", "rounds=4")
+    assert result.returncode == 2
+    assert "began with noise for another number of rounds" in result.stderr
 
 
 # ---- refusals ----
