@@ -34,7 +34,6 @@ from fedmpi.tasks.classification import Classification
 if TYPE_CHECKING:  # needs the packages of fedmpi[privacy]
     from fedmpi.engine.local.private_steps import PrivateSteps
     from fedmpi.privacy.sample_level import SampleGuarantee
-    from fedmpi.runtime.build import Experiment
 
 SERVER_HOOKS = {"prepare_model", "shared_parts", "download", "aggregate"}
 # Members of a hook's `client` that read the client's samples outside of steps.
@@ -128,11 +127,12 @@ def describe_guarantee(
 
 
 def set_noise_key(
-    experiment: Experiment, comm: Communicator, directory: RunDirectory | None, identity: Mapping[str, str]
+    experiment: Any, comm: Communicator, directory: RunDirectory | None, identity: Mapping[str, str]
 ) -> None:
     """Load this rank's key for batches and noise, with the identifier of the run; on rank 0 also open the budget.
 
     Args:
+        experiment: the `Experiment` of this rank (build.py, which imports this module).
         directory: the run directory, on rank 0; None on other ranks.
         identity: the settings of the run, and digests of its code and data.
 
