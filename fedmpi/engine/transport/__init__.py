@@ -1,1 +1,1 @@
-"""The messages of a round: the broadcast, downloads for individual clients, and four ways of gathering uploads."""
+"""The messages of a round: the broadcast, downloads for individual clients, and five ways of gathering uploads."""
