@@ -83,7 +83,7 @@ def test_clients_that_fail_drop_out_down_to_the_threshold(config, tmp_path):
     path = config("few", faults={"on_client_error": "drop"}, **secagg(3))
     done = fedmpi("run", path, kind="mpirun", size=4, env=warm_env() | {"FAILING_CLIENTS": "2"})
     assert done.returncode == 2
-    message = "round 1: privacy.secagg.threshold is 3, but only 2 clients have an upload to send; nothing is released"
+    message = "privacy.secagg needs at least 3 clients, but only 2 clients have an upload to send; nothing is released"
     assert done.stderr.count(message) == 1, done.stderr
     assert hashes(tmp_path / "few") in ([], hashes(tmp_path / "alone")[:1])
     assert not (tmp_path / "few" / "model.safetensors").exists()

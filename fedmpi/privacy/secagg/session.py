@@ -97,8 +97,8 @@ class Session:
         """Raise UserError if these clients are fewer than the threshold; `did` says what they have done."""
         if len(clients) < self.threshold:
             raise UserError(
-                f"round {self.round}: privacy.secagg.threshold is {self.threshold}, but only {len(clients)} clients "
-                f"{did}; nothing is released. Use more clients per round, or lower privacy.secagg.threshold"
+                f"round {self.round}: privacy.secagg needs at least {self.threshold} clients, but only {len(clients)} "
+                f"clients {did}; nothing is released. Use more clients per round, or lower privacy.secagg.threshold"
             )
 
     def refusal(self, client: int, reason: str) -> UserError:

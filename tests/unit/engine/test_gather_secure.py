@@ -231,7 +231,7 @@ def test_a_vector_that_is_not_masked_as_agreed_is_detected_by_the_range_of_the_s
 def test_too_few_survivors_release_nothing(monkeypatch):
     monkeypatch.setattr(ClientContext, "run_round", fail_three_clients(ClientContext.run_round))
     it = prepare(all_clients(faults={"on_client_error": "drop"}))
-    message = "round 1: privacy.secagg.threshold is 5, but only 4 clients have an upload to send; nothing is released"
+    message = "privacy.secagg needs at least 5 clients, but only 4 clients have an upload to send; nothing is released"
     with pytest.raises(UserError, match=message):
         it.fed.run()
     assert [row["round"] for row in it.rows] == [0]
@@ -242,7 +242,7 @@ def test_poisson_cohorts_are_summed_until_one_is_too_small():
     sizes = [len(it.fed.scheduler.cohort(t)) for t in range(50)]
     assert max(sizes) > 4  # the threshold is then above half of the clients
     end = next(t for t, m in enumerate(sizes) if m < 2)
-    message = f"round {end}: privacy.secagg.threshold is 2, but only {sizes[end]} clients take part"
+    message = f"round {end}: privacy.secagg needs at least 2 clients, but only {sizes[end]} clients take part"
     with pytest.raises(UserError, match=message):
         it.fed.run()
     it = prepare(secure_settings(threshold=2, rounds=1, cohort={"fraction": 0.5, "sampling": "poisson"}))

@@ -53,7 +53,9 @@ def test_masked_equals_unmasked_in_200_rounds_with_clients_that_drop_out_in_ever
         secure = SecureSum(make_session(CLIENTS, THRESHOLD, round=t), vectors, drops)
         survivors = [k for k in CLIENTS if drops.get(k, 5) > 2]
         if sum(drops.get(k, 5) > 4 for k in CLIENTS) < THRESHOLD:
-            with pytest.raises(UserError, match=rf"round {t}: .*threshold is 5, but only [0-4] clients .*nothing is"):
+            with pytest.raises(
+                UserError, match=rf"round {t}: .*needs at least 5 clients, but only [0-4] clients .*nothing is"
+            ):
                 secure.run()
             continue
         total = secure.run()
@@ -102,7 +104,7 @@ def test_a_threshold_of_at_most_half_of_the_clients_is_refused(clients, threshol
 
 
 def test_fewer_clients_than_the_threshold_are_refused():
-    with pytest.raises(UserError, match="threshold is 3, but only 2 clients take part; nothing is released"):
+    with pytest.raises(UserError, match="needs at least 3 clients, but only 2 clients take part; nothing is released"):
         make_session((1, 2), 3)
 
 
