@@ -61,7 +61,7 @@ class PrivacySettings(Section):
     dp: DpSettings | None = None  # differential privacy; null: none
     secagg: SecaggSettings | None = None  # secure aggregation; null: none
     # file with the secret from which noise is derived. It is created if it is missing; keep it out of run directories
-    noise_file: ExpandedPath = Path("~/.fedmpi/noise_file")
+    noise_file: Path = Path("~/.fedmpi/noise_file")
     # a run directory whose noise is drawn again, to verify that run; null: the run draws noise of its own
     repeat: ExpandedPath | None = None
     keys: ExpandedPath | None = None  # folder with the public key of each site, SITE.pub, for privacy.secagg

@@ -80,9 +80,8 @@ def summarize_run(
     if rows and "epsilon" in rows[-1]:
         facts["epsilon"] = rows[-1]["epsilon"]
     for name in SUMMED_NAMES:
-        if rows and not any(name in row for row in rows):  # withheld, because it depends on who took part
-            continue
-        facts[name] = sum(row.get(name) or 0 for row in rows)
+        if "epsilon" not in facts or name in rows[-1]:  # otherwise withheld, because it depends on who took part
+            facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
 
 
