@@ -70,8 +70,8 @@ class Run:
         self.rows, self.clients, self.faults, self.updates, self.analysis = (
             self.read_rows(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "update_stats", "analysis")
         )
-        self.summary, self.environment, self.identity, self.partition = (
-            self._read_json(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
+        self.summary, self.environment, self.identity, self.partition, self.privacy = (
+            self._read_json(f"{name}.json") for name in ("summary", "environment", "identity", "partition", "privacy")
         )
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
         self.state = str(self.summary.get("exit_reason", "")) or "not ended (still running, or killed)"

@@ -22,6 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import format_metric_title
 from fedmpi.config import yaml_source
 from fedmpi.reports.page import Figure, Table, Value, render_page
+from fedmpi.reports.privacy_text import describe_privacy
 from fedmpi.reports.run_groups import Run, finite_number, plot_curves, read_runs
 from fedmpi.reports.sites import (
     MIN_TEST_SAMPLES,
@@ -222,6 +223,12 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
         run,
         baseline,
         environment=run.environment,
+        privacy=describe_privacy(
+            run.privacy,
+            run.summary.get("epsilon"),
+            len(run.rounds),
+            run.config.get("privacy.secagg.threshold") is not None,
+        ),
         git=run.environment.get("git") or {},
         sites=all_sites,
         weights=_count_weights(model),
