@@ -38,6 +38,8 @@ def why_rounds_are_fixed(settings: Settings) -> str:
     """Return the reason why the results of past rounds depend on the total number of rounds; "" if they do not."""
     if settings.train.schedule in ("cosine", "step"):
         return f"train.schedule: {settings.train.schedule} depends on the total number of rounds"
+    if settings.privacy.dp is not None and settings.privacy.dp.epsilon is not None:
+        return "the noise that reaches privacy.dp.epsilon depends on the total number of rounds"
     return "method ccvr calibrates the model in the last round" if settings.method.name == "ccvr" else ""
 
 

@@ -363,6 +363,7 @@ class Federation:
             server: the server's tensors from the checkpoint, on rank 0; None on other ranks.
         """
         self.control.first_round = t + 1
+        self.scheduler.first_round = max(self.scheduler.first_round, t + 1)
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))

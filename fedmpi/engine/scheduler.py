@@ -12,6 +12,7 @@ measures and broadcasts. All ranks therefore compute the same result without fur
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median_low
 
@@ -78,6 +79,10 @@ class ClientScheduler:
         """Create the scheduler; `ranks` are the ranks that train clients."""
         self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
         self.cohort_seed = config.seed  # the seed of cohorts; a secret one if nobody may know who takes part
+        # Round -> number of its releases before this job, of which each had a cohort of its own; only secret cohorts
+        # are drawn again if a round is repeated.
+        self.earlier_releases = Counter[int]()
+        self.first_round: float = 0  # the first round whose latest release is not among them
         self.lost_ranks = LostRanks()
         self.rank_costs: RankCosts = {}  # the relative costs by which clients are assigned; the same on every rank
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
@@ -86,8 +91,9 @@ class ClientScheduler:
 
     def sample_cohort(self, t: int) -> list[int]:
         """Draw the cohort of round t, in ascending order; clients of failed ranks are included."""
-        config = self.config
-        return draw_cohort(self.cohort_seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
+        config, attempt = self.config, max(self.earlier_releases[t] - (t < self.first_round), 0)
+        how = config.fraction, config.sampling, config.cohort_size
+        return draw_cohort(self.cohort_seed, t, self.data.clients, *how, attempt)
 
     def cohort(self, t: int) -> list[int]:
         """Return the cohort of round t without clients excluded by rank failures, in ascending order."""
@@ -165,7 +171,13 @@ class ClientScheduler:
 
 
 def draw_cohort(
-    seed: int, t: int, clients: int, fraction: float | None, sampling: str = "uniform", size: int | None = None
+    seed: int,
+    t: int,
+    clients: int,
+    fraction: float | None,
+    sampling: str = "uniform",
+    size: int | None = None,
+    attempt: int = 0,
 ) -> list[int]:
     """Draw the cohort S_t of round t without replacement, in ascending order.
 
@@ -178,17 +190,19 @@ def draw_cohort(
             probability `fraction`, or size / N, independently, so that a cohort may be empty; fixed_cycle:
             cyclic with the same order in all cycles.
         size: the number m of clients, in place of `fraction`.
+        attempt: how often an independent cohort (uniform or poisson) of this round has been drawn before.
     """
     m = cohort_size(clients, fraction, size)
+    purpose: list[str | int] = ["cohort", t, *([attempt] if attempt else [])]
     if sampling == "poisson":
         probability = size / clients if size is not None else fraction or 0.0
-        return [int(k) for k in np.flatnonzero(seeds.numpy_generator(seed, "cohort", t).random(clients) < probability)]
+        return [int(k) for k in np.flatnonzero(seeds.numpy_generator(seed, *purpose).random(clients) < probability)]
     if sampling in ("cyclic", "fixed_cycle"):
         cycle, position = divmod(t, -(-clients // m))
         cycle = 0 if sampling == "fixed_cycle" else cycle
         drawn = seeds.numpy_generator(seed, "cycle", cycle).permutation(clients)[position * m : (position + 1) * m]
     else:
-        drawn = seeds.numpy_generator(seed, "cohort", t).choice(clients, size=m, replace=False)
+        drawn = seeds.numpy_generator(seed, *purpose).choice(clients, size=m, replace=False)
     return sorted(int(k) for k in drawn)
 
 

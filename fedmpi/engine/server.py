@@ -55,7 +55,8 @@ class ServerView(Server):
         if not self.label_counts_shared:
             raise UserError(
                 "server.label_counts is not available, because sites do not share their label counts "
-                "(data.share_label_counts is false); a method that needs them must declare needs = {LABEL_COUNTS}"
+                "(data.share_label_counts is false), or because privacy.dp.unit is client; a method that needs them "
+                "must declare needs = {LABEL_COUNTS}"
             )
         return self.counts
 
@@ -109,6 +110,7 @@ class FederationServer:
         views = messages.server_state.views(self.state_row)
         self.privacy = privacy
         if privacy is not None:
+            view.label_counts_shared = False  # exact counts are not covered by the noise
             messages.rule_state.write(self.rule_row, {CLIP: privacy.mechanism.clip})
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, view.rule_state = self.state, self.w, self.rule_state

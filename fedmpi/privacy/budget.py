@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedmpi.common.errors import UserError
 from fedmpi.privacy.accountant import (
     BandedEpsilonSchedule,
     EpsilonSchedule,
@@ -126,7 +127,16 @@ class RepeatedBudget(PrivacyBudget):
         self.recorded = list(recorded)
 
     def record_release(self, t: int) -> int:
-        """Return the attempt of the last release of round t in the run, which determines the model of that round."""
+        """Return the attempt of the last release of round t in the run, which determines the model of that round.
+
+        Raises:
+            UserError: the run has no release of this round.
+        """
+        if t not in self.recorded:
+            raise UserError(
+                f"privacy.repeat: the run whose noise is drawn again has no release of round {t}; set rounds to the "
+                "number of its rounds"
+            )
         last = len(self.recorded) - 1 - self.recorded[::-1].index(t)
         self.rounds = self.recorded[: last + 1]
         return self.last_attempt(t)

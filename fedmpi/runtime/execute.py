@@ -254,9 +254,10 @@ def _set_up_files_and_restore(
     if directory is not None:
         start_info = {"job": round(time.time(), 3), "name": directory.path.name, "is_resumed": is_resumed}
         start_info |= {"rank_failures": checkpoints.load_rank_failures(settings, directory)}
-        start_info |= {"cohort_seed": private_runs.choose_cohort_seed(settings, fed)}
+        start_info |= private_runs.choose_cohort_draws(settings, fed)
     start = comm.broadcast_json(start_info)
-    fed.scheduler.lost_ranks, fed.scheduler.cohort_seed = LostRanks(start["rank_failures"]), start["cohort_seed"]
+    fed.scheduler.lost_ranks = LostRanks(start["rank_failures"])
+    private_runs.set_cohort_draws(fed, start)
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # written on this host if it does not see rank 0's directory

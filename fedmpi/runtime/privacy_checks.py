@@ -13,6 +13,7 @@ from fedmpi.data.federated import FederatedData
 from fedmpi.engine.messages import MessageLayouts
 from fedmpi.method.base import LABEL_COUNTS, get_mean_only_slots
 from fedmpi.runtime import private_runs
+from fedmpi.runtime.sample_privacy import warn_of_fitted_preparation
 
 
 def check_client_level_privacy(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
@@ -29,7 +30,8 @@ def check_client_level_privacy(settings: Settings, data: FederatedData, messages
             f"{settings.method.name} does not have; set privacy.dp.mechanism: gaussian"
         )
     _check_weights(settings, messages)
-    for key, value, allowed, reason in _find_revealing_settings(settings):
+    warn_of_fitted_preparation(settings)
+    for key, value, allowed, reason in _find_revealing_settings(settings, data):
         if value not in allowed:
             raise UserError(
                 f"{locate_key(settings.origin(key), key)}: {describe_value(value)} is not allowed with "
@@ -84,7 +86,9 @@ def _check_weights(settings: Settings, messages: MessageLayouts) -> None:
         )
 
 
-def _find_revealing_settings(settings: Settings) -> list[tuple[str, object, tuple[object, ...], str]]:
+def _find_revealing_settings(
+    settings: Settings, data: FederatedData
+) -> list[tuple[str, object, tuple[object, ...], str]]:
     """Return settings that may reveal something: key, value, allowed values, and what would be revealed."""
     dp, silos = private_runs.client_level_dp(settings), settings.data.silos
     assert dp is not None
@@ -99,6 +103,15 @@ def _find_revealing_settings(settings: Settings) -> list[tuple[str, object, tupl
         ("faults.on_client_error", settings.faults.on_client_error, ("abort",), "a missing upload reveals the error"),
         ("faults.max_norm", settings.faults.max_norm, ("auto",), "the clip norm bounds uploads"),
     ]
+    if settings.data.standardise_target == "pooled":
+        reason = "the statistics of all clients are exact, and change what every client uploads"
+        rows.append(("data.standardise_target", "pooled", (False,), reason))
+    if settings.task.options.get("class_weights") == "balanced" and data.label_counts_shared:
+        reason = "the label counts of all clients are exact, and change what every client uploads"
+        rows.append(("task.class_weights", "balanced", (None,), reason))
+    if private_runs.hides_participation(settings, data.clients) and settings.faults.on_lost_rank == "drop":
+        reason = "faults.jsonl would tell which clients were to take part in a round"
+        rows.append(("faults.on_lost_rank", "drop", ("abort", "redo"), reason))
     if settings.record.updates == "gram":
         rows.append(("record.updates", "gram", (False,), own))
     if silos:

@@ -8,7 +8,9 @@ The key itself is in privacy.noise_file, outside of the run directory.
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -217,6 +219,11 @@ def open_release(
         return None
     repeated = None if settings.privacy.repeat is None else settings.working_dir / settings.privacy.repeat
     before = read_json_object((repeated or directory.path) / PRIVACY) or {}
+    if repeated is not None and not before:
+        raise UserError(
+            f"privacy.repeat: {repeated} is no directory of a run with differential privacy of clients; set it to such "
+            "a directory, or remove it"
+        )
     if repeated is not None:
         check_same_computation(repeated, identity, settings)
     if before:
@@ -241,10 +248,28 @@ def open_release(
     return release
 
 
-def choose_cohort_seed(settings: Settings, fed: Federation) -> int:
-    """Return the seed of the cohorts: that of the run, or a secret one if nobody may know who takes part."""
+def choose_cohort_draws(settings: Settings, fed: Federation) -> dict[str, Any]:
+    """Return what determines the cohorts of a run besides its settings, as JSON values for all ranks.
+
+    If nobody may know who takes part, the seed is secret, and a round that is repeated has another cohort, because
+    epsilon holds for releases whose cohorts are drawn independently.
+    """
     privacy = fed.server.privacy if fed.server else None
-    return privacy.key.seed("cohorts") if privacy and fed.config.withholds_participation else settings.seed
+    if privacy is None or not fed.config.withholds_participation:
+        return {"cohort_seed": settings.seed, "releases": [], "repeats_run": False}
+    from fedmpi.privacy.budget import RepeatedBudget
+
+    budget = privacy.budget
+    draws = {"cohort_seed": privacy.key.seed("cohorts"), "releases": budget.rounds, "repeats_run": False}
+    return draws | ({"releases": budget.recorded, "repeats_run": True} if isinstance(budget, RepeatedBudget) else {})
+
+
+def set_cohort_draws(fed: Federation, draws: Mapping[str, Any]) -> None:
+    """Make a rank draw the cohorts that `choose_cohort_draws` has determined on rank 0."""
+    scheduler = fed.scheduler
+    scheduler.cohort_seed, scheduler.earlier_releases = draws["cohort_seed"], Counter(draws["releases"])
+    if draws["repeats_run"]:
+        scheduler.first_round = math.inf
 
 
 def find_key_problem(run: Path, settings: Settings) -> str:

@@ -67,7 +67,7 @@ def make_private_steps(
     _check_method(settings, method)
     _check_task(settings, task, data)
     _check_module(settings, module)
-    _warn_of_fitted_preparation(settings)
+    warn_of_fitted_preparation(settings)
     from fedmpi.engine.local.private_steps import PrivateSteps
     from fedmpi.privacy.sample_level import SampleMechanism, check_delta
 
@@ -335,7 +335,7 @@ def _check_module(settings: Settings, module: nn.Module) -> None:
             )
 
 
-def _warn_of_fitted_preparation(settings: Settings) -> None:
+def warn_of_fitted_preparation(settings: Settings) -> None:
     """Warn if inputs are prepared with statistics of the training rows, which epsilon does not cover."""
     options = settings.data.options
     source = registry.load_object(settings.data.source, sources.registry, "data.source")

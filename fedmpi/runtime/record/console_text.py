@@ -198,6 +198,8 @@ def format_results(
         lines += format_table(cells)
     gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
     best, dp = result["best_model"], experiment.settings.privacy.dp
+    # A value that JSON cannot represent is null in a row: epsilon is infinite if there is nearly no noise.
+    epsilon = float("inf") if result.get("epsilon", 0.0) is None else result.get("epsilon")
     up, down = (result.get(f"{way}_parameters") for way in ("up", "down"))
     texts = [
         headline in result["last"] and _format_main_metric(rows, result, headline),
@@ -210,7 +212,7 @@ def format_results(
         and f"best model: {format_metric(best['metric'], best['value'], 4)} {best['metric']} in round {best['round']} "
         f"({best['file']})",
         up is not None and f"clients sent {up:,} and received {down:,} parameters",
-        dp and "epsilon" in result and f"privacy: epsilon {result['epsilon']:.4g} at delta {dp.delta:g}",
+        dp and epsilon is not None and f"privacy: epsilon {epsilon:.4g} at delta {dp.delta:g}",
         result["exit_reason"] != "finished"
         and f"stopped early ({result['exit_reason']}): {result['rounds']} of {experiment.settings.rounds} rounds are "
         "complete",
