@@ -43,3 +43,11 @@ def test_the_reproduced_cells_are_those_that_were_published():
         else:
             assert actual["sha256_of_models"].keys() == names
             assert [cell["published"] for cell in actual["cells"]] == published
+
+
+def test_the_tables_of_adapters_are_those_of_the_recorded_runs():
+    import lora
+
+    cells = lora.read_results()
+    assert {len(lines) for lines in cells.values()} == {3}
+    assert f"```text\n{lora.format_tables(cells)}\n```" in (ROOT / "docs/results.md").read_text(encoding="utf-8")

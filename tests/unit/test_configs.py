@@ -54,7 +54,7 @@ def valid(settings):
     return settings
 
 
-@pytest.mark.parametrize("name", [name for name in names(".") if name != "five_methods"])
+@pytest.mark.parametrize("name", [*(name for name in names(".") if name != "five_methods"), "finetune/lora_base"])
 def test_config(name):
     checked(CONFIGS / f"{name}.yaml")
 
