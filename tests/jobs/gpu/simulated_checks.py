@@ -27,6 +27,8 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel
+from fedmpi.privacy.noise import NoiseKey
+from fedmpi.runtime import private_runs
 
 GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 MIXED = "Expected all tensors to be on the same device"
@@ -121,6 +123,26 @@ def hashes_with_secure_aggregation():
     for it in runs:
         it.fed.run()
     return [it.hashes for it in runs]
+
+
+def hashes_with_differential_privacy():
+    """Return, for clients and for samples, the hashes of runs with the same noise on the CPU and on the GPU."""
+    found = []
+    for unit, net, delta in (("client", "norm", 0.01), ("sample", "mlp", 1e-4)):
+        dp = {"unit": unit, "clip": 1.0, "noise_multiplier": 0.5, "delta": delta}
+        cohort = {"fraction": 1.0, "weighting": "uniform"}
+        given = {"cohort": cohort, "evaluate": {"protocol": ["global"]}, "privacy": {"dp": dp}, "rounds": 2}
+        config, key = settings("scaffold", net, **given), NoiseKey(bytes(32), "run")
+        for device in (torch.device("cpu"), GPU):
+            it = prepare(config, device=device)
+            if unit == "client":
+                messages = it.experiment.messages
+                it.fed.server.privacy = private_runs.make_release(config, it.experiment.data, messages, key)
+            else:
+                it.experiment.private_steps.key = key
+            it.fed.run()
+            found.append(it.hashes)
+    return found
 
 
 def scratch_memory():
@@ -283,6 +305,7 @@ def main():
         *(batch_norm_without_cudnn, message_about_a_model_that_cannot_be_captured, waits_of_a_pack),
         *(
             hashes_with_secure_aggregation,
+            hashes_with_differential_privacy,
             launches_of_an_epoch,
             uploads_of_an_epoch,
             pinned_memory,

@@ -161,6 +161,12 @@ def test_masked_sums_on_a_gpu_have_the_same_bits(checks):
     assert on_cpu == on_gpu
 
 
+def test_noise_on_a_gpu_is_that_on_a_cpu(checks):
+    of_clients, of_clients_on_gpu, of_samples, of_samples_on_gpu = checks["hashes_with_differential_privacy"]
+    assert of_clients == of_clients_on_gpu
+    assert of_samples == of_samples_on_gpu
+
+
 @pytest.mark.smoke
 def test_a_graph_is_one_launch_and_gives_the_same_bits(checks):
     found = checks["graph_results"]
