@@ -117,7 +117,7 @@ class PrivateRelease:
         attempt = self.budget.record_release(t)  # after the last message, and before any noise is drawn
         if self.draws_noise:
             self._add_noise(t, attempt, {name: means[name] for name in slots}, clip)
-        means["_b"] = b + means["_b"]  # clients send the change of buffers (upload_bound.py)
+        means["_b"] = b + means["_b"]  # clients send the change of buffers (bound_upload in local/client_round.py)
         if mechanism.adaptive is not None:
             std = mechanism.adaptive.count_noise / mechanism.total_weight
             noisy = float(means[UNCLIPPED]) + float(self.key.gaussian(1, std, "clip", t, attempt))

@@ -22,7 +22,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import format_metric_title
 from fedmpi.config import yaml_source
 from fedmpi.reports.page import Figure, Table, Value, render_page
-from fedmpi.reports.privacy_text import describe_privacy
 from fedmpi.reports.run_groups import Run, finite_number, plot_curves, read_runs
 from fedmpi.reports.sites import (
     MIN_TEST_SAMPLES,
@@ -40,6 +39,13 @@ from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.run_dir import MODEL
 
 SITES_FOLDER, MODEL_CARD = "sites", "model-card"
+# What changes between two runs that differential privacy makes look alike, by how clients are drawn.
+NEIGHBOURS = {
+    "poisson": "added or removed",
+    "without_replacement": "replaced by other data",
+    "none": "replaced by an upload of zero",
+}
+NOT_COVERED = "not covered are durations, state/, the partition files and metrics on rows of the sites"
 MAX_CLASSES_SHOWN = 12  # maximum number of classes that are shown separately
 CONTENT_DESCRIPTIONS = {  # descriptions of the contents that audit files name
     "_loss": "its mean training loss",
@@ -250,6 +256,36 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
         few=[f"{site.name} ({site.num_test})" for site in measured if site not in enough],
         by_site=_plot_metric_by_site(evaluated, baseline, name),
         digest_of_model=hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else "",
+    )
+
+
+def describe_privacy(
+    privacy: Mapping[str, Any], epsilon: float | None, rounds: int, secure_aggregation: bool
+) -> tuple[str, str]:
+    """Return a sentence about differential privacy, and a sentence about what the server receives.
+
+    Args:
+        privacy: the content of privacy.json; {} for a run without differential privacy.
+        epsilon: epsilon after the last round; None if no round was released.
+        rounds: the number of rounds.
+    """
+    hidden = (
+        "Secure aggregation hides the updates of single sites from the server, which learns their sum."
+        if secure_aggregation
+        else "The server receives the update of each site; there is no secure aggregation."
+    )
+    if not privacy:
+        return "The run has no differential privacy.", hidden
+    if epsilon is None:
+        return "The run has released nothing yet.", hidden
+    who, change = "each site", NEIGHBOURS.get(str(privacy.get("sampling")), "")
+    if privacy.get("unit") == "sample":
+        who, change = "each training sample", "added or removed"
+    return (
+        f"All models of the run together have differential privacy for {who}: epsilon {epsilon:.4g} at delta "
+        f"{privacy['delta']:g} after {rounds} rounds, where two data sets differ in the data of one "
+        f"{'sample' if who.endswith('sample') else 'site'}, which are {change}; {NOT_COVERED}.",
+        hidden,
     )
 
 

@@ -24,8 +24,8 @@ from fedmpi.engine.hook_checks import (
     hook_error,
 )
 from fedmpi.engine.local.training_loop import mean_loss
-from fedmpi.engine.messages import FAILED, STOP
-from fedmpi.engine.upload_bound import bound_upload
+from fedmpi.engine.messages import CLIP, FAILED, STOP, UNCLIPPED, UploadLayout
+from fedmpi.privacy.client_level import clip_vector
 
 ClientContext = Any  # the class in client_context.py, which imports this module
 LEFT_OUT_NOTE = "the client is left out of the round (faults.on_client_error: drop)"
@@ -147,6 +147,21 @@ def store_result(
         raise hook_error(trainer.method, "upload", client.where, text)
     loss = torch.nan if bad else loss  # the server will reject the upload and restore the client's state
     upload.write_header(row, loss, time.perf_counter() - start_time, STOP if trainer.stop() else 0.0)
+
+
+def bound_upload(client: ClientContext, row: Tensor, upload: UploadLayout) -> None:
+    """Clip everything that a client uploads as one vector, in place.
+
+    Float buffers are replaced by their change, because the noise is proportional to the bound on what a client sends.
+
+    Args:
+        row: the upload of the client, without the engine's own fields.
+    """
+    if upload.b.size:
+        upload.packing.view(row, "_b").sub_(upload.b.take(client.b0))
+    within = clip_vector(row[upload.payload_start :], getattr(client.downloads, CLIP))
+    if UNCLIPPED in upload.packing.spans:
+        upload.packing.write(row, {UNCLIPPED: within})
 
 
 def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trained: Any) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ import torch
 from helpers import federated, prepare, settings
 from scipy import stats
 
-from fedmpi.engine import upload_bound
 from fedmpi.engine.local import client_round
 from fedmpi.privacy.client_level import clip_vector
 from fedmpi.privacy.noise import NoiseKey
@@ -64,11 +63,13 @@ def released_vector(it, t=0):
 def change_upload(monkeypatch):
     """Return a function that sets what a client sends: a number in all entries before clipping, or nothing."""
 
+    bound_upload = client_round.bound_upload
+
     def change(client, value):
         def bound(context, row, upload):
             if context.id == client and value is not None:
                 row[upload.payload_start :] = value
-            upload_bound.bound_upload(context, row, upload)
+            bound_upload(context, row, upload)
             if context.id == client and value is None:
                 row[upload.payload_start :] = 0
 
