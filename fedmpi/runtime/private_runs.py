@@ -209,7 +209,7 @@ def open_release(
         identity: the settings of the run, and digests of its code and data.
 
     Raises:
-        UserError: the key is missing or is another one than in the run that is resumed or repeated.
+        UserError: the key is missing, or key or guarantee differ from those of the run that is resumed or repeated.
     """
     from fedmpi.privacy.budget import PrivacyBudget, RepeatedBudget
     from fedmpi.privacy.noise import NoiseKey, new_run_id
@@ -241,9 +241,14 @@ def open_release(
     rounds = [row["round"] for row in directory.read_rows(RELEASES)]
     budget = PrivacyBudget(guarantee, dp.max_epsilon or dp.epsilon, rounds, write)
     release = make_release(settings, data, messages, key, budget)
+    now = describe_guarantee(release)
     if not before:
-        directory.write_json(
-            PRIVACY, {"run_id": key.run_id, "key_check": key.fingerprint, **describe_guarantee(release)}
+        directory.write_json(PRIVACY, {"run_id": key.run_id, "key_check": key.fingerprint, **now})
+    elif changed := [name for name, value in now.items() if before.get(name) != value]:
+        raise UserError(
+            f"privacy.dp: {directory.path} began with another {changed[0]} ({before.get(changed[0])}, now "
+            f"{now[changed[0]]}), and epsilon is only known for releases with the same noise; undo the change of "
+            "privacy.dp, cohort or rounds, or start a new run"
         )
     return release
 
@@ -336,6 +341,9 @@ def describe_guarantee(release: PrivateRelease) -> dict[str, Any]:
         "noise_multiplier": guarantee.noise_multiplier,
         "delta": guarantee.delta,
         "sampling": guarantee.sampling.kind,
+        "members": mechanism.members,
+        "cycle": guarantee.cycle,
+        "bands": guarantee.bands,
         "accountant": guarantee.accountant,
     }
 

@@ -355,6 +355,16 @@ def test_methods_get_noisy_means_of_all_that_clients_send(name):
     assert not {"train_loss", "updates"} & {*it.rows[1]}
 
 
+def test_the_guarantee_of_a_run_cannot_change_when_it_is_resumed(write, tmp_path):
+    done = fedmpi("run", write())
+    assert done.returncode == 0, done.stderr
+    done = fedmpi("resume", tmp_path / "run", "rounds=5", "privacy.dp.noise_multiplier=2", "checkpoint.changes=accept")
+    assert done.returncode == 2
+    assert "began with another noise_multiplier (0.8, now 2.0)" in done.stderr
+    done = fedmpi("resume", tmp_path / "run", "rounds=5")
+    assert done.returncode == 0, done.stderr
+
+
 @dataclass(frozen=True)
 class Curious(Method):
     """A method whose `aggregate` reads something about single clients, although it declares that it reads means."""

@@ -416,6 +416,9 @@ def test_the_noise_of_a_run_cannot_change_when_it_is_resumed(tmp_path):
     command("run", config, *place)
     result = fedmpi("resume", tmp_path / "run", "rounds=4")
     assert result.returncode == 2
+    assert "the noise that reaches privacy.dp.epsilon depends on the total number of rounds" in result.stderr
+    result = fedmpi("resume", tmp_path / "run", "rounds=4", "checkpoint.changes=accept")
+    assert result.returncode == 2
     assert "began with noise for another number of rounds" in result.stderr
 
 
