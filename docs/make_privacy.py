@@ -2,7 +2,7 @@
 
     python -W ignore docs/make_privacy.py          print the table; the page contains it between two comments
 
-A method is tried with the checks that a run makes at its start.
+A method is tried with the checks that a run makes at its start, and with one round if its samples are protected.
 """
 
 import sys
@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 
 from fedmpi import config
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
 from fedmpi.methods import registry
+from fedmpi.privacy.noise import NoiseKey
 from fedmpi.runtime import build, build_data
 
 BASE = """\
-rounds: 4
+rounds: 1
 data: {source: digits, validation: 0.1, partition: {scheme: dirichlet, clients: 4, alpha: 1}}
 model: {name: mlp}
 method: {name: %s}
@@ -40,6 +42,7 @@ REASONS = (  # words of the message -> the reason in the table
     ("hook step", "gradients of its own"),
     ("hook loss", "loss of a whole batch"),
     ("length of local training", "sets the number of steps"),
+    ("more steps in a round", "sets the number of steps"),
 )
 
 
@@ -51,7 +54,10 @@ def try_method(name, words, folder):
     settings = config.load(path, [*words, *model])
     data = build_data.build_partitioned_data(settings)
     try:
-        build.make_experiment(settings, data, torch.device("cpu"))
+        experiment = build.make_experiment(settings, data, torch.device("cpu"))
+        if experiment.private_steps is not None:
+            experiment.private_steps.key = NoiseKey(bytes(32), "run")
+            build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False).run()
     except UserError as error:
         text = str(error)
         return "no: " + next((reason for words, reason in REASONS if words in text), text)

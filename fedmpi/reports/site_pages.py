@@ -131,6 +131,8 @@ def _render_page(
 ) -> str:
     lead = [f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}", *more]
     values |= {"run": run, "config": run.config, "baseline": baseline, "baseline_command": format_baseline_command(run)}
+    hides_updates = run.config.get("privacy.secagg.threshold") is not None
+    values["privacy"] = describe_privacy(run.privacy, run.summary.get("epsilon"), len(run.rounds), hides_updates)
     return render_page(template, title, lead, fewest=MIN_TEST_SAMPLES, **values)
 
 
@@ -138,7 +140,8 @@ def _render_page(
 def render_site_page(site: Site, all_sites: Sequence[Site], baseline: BaselineRun | None) -> str:
     """Return the HTML page of one site."""
     audit = read_audit(site)
-    sent = {line.get("round") for line in audit.rows if "_flag" in (line.get("what") or ())} if audit else set()
+    uploads = {"_flag", "secagg headers"}  # one of these is in the messages of each upload
+    sent = {line.get("round") for line in audit.rows if uploads & {*(line.get("what") or ())}} if audit else set()
     return _render_page(
         "site",
         f"{site.name} in {site.run.name}",
@@ -229,12 +232,6 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
         run,
         baseline,
         environment=run.environment,
-        privacy=describe_privacy(
-            run.privacy,
-            run.summary.get("epsilon"),
-            len(run.rounds),
-            run.config.get("privacy.secagg.threshold") is not None,
-        ),
         git=run.environment.get("git") or {},
         sites=all_sites,
         weights=_count_weights(model),

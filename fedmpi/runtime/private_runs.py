@@ -211,12 +211,12 @@ def open_release(
     Raises:
         UserError: the key is missing, or key or guarantee differ from those of the run that is resumed or repeated.
     """
-    from fedmpi.privacy.budget import PrivacyBudget, RepeatedBudget
-    from fedmpi.privacy.noise import NoiseKey, new_run_id
-
     dp = client_level_dp(settings)
     if dp is None:
         return None
+    from fedmpi.privacy.budget import PrivacyBudget, RepeatedBudget
+    from fedmpi.privacy.noise import NoiseKey, new_run_id
+
     repeated = None if settings.privacy.repeat is None else settings.working_dir / settings.privacy.repeat
     before = read_json_object((repeated or directory.path) / PRIVACY) or {}
     if repeated is not None and not before:

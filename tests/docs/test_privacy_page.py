@@ -55,9 +55,10 @@ def test_verify_tells_what_it_cannot_check_without_the_key(folder):
     assert done.returncode == 0, done.stdout
 
 
-def test_the_model_card_states_the_guarantee(folder):
+def test_the_model_card_and_the_pages_of_sites_state_the_guarantee(folder):
     assert run(folder, "samples.yaml", "name=card", "rounds=1", kind="mpirun", size=4).returncode == 0
     done = fedmpi("report", "runs/card", "--sites", cwd=folder)
     assert done.returncode == 0, done.stderr
-    card = (folder / "runs/card/sites/model-card.html").read_text(encoding="utf-8")
-    assert "have differential privacy for each training sample: epsilon" in card
+    for page in ("model-card", "north"):
+        text = (folder / f"runs/card/sites/{page}.html").read_text(encoding="utf-8")
+        assert "have differential privacy for each training sample: epsilon" in text
